@@ -21,13 +21,13 @@ use crate::{
     primitives::{conclude, lock_options, outcome_of, sharing_option},
 };
 
-/// Runs a future of this crate to its end on the calling thread.
+/// Runs a future of this crate to completion on the calling thread.
 ///
 /// # Panics
 /// Panics if it is called from async code, since the thread would block its own runtime.
 ///
 /// # Errors
-/// The error of the future.
+/// The error that the future returned.
 pub fn wait<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     crate::threads::of_process()?.io.block_on(future)
 }
@@ -42,37 +42,37 @@ impl Leasehold {
         wait(crate::Leasehold::connect(url)).map(Self)
     }
 
-    /// Returns an instance that is shared by the whole process; see [`crate::Leasehold::global`].
+    /// Returns the instance that the whole process shares; see [`crate::Leasehold::global`].
     pub fn global() -> Result<Self> {
         wait(crate::Leasehold::global()).map(Self)
     }
 
-    /// A lock for one holder at a time.
+    /// Returns a lock for one holder at a time.
     pub fn mutex(&self, name: impl AsRef<str>) -> Blocking<crate::Lock> {
         Blocking(self.0.mutex(name))
     }
 
-    /// The read side of a read-write lock.
+    /// Returns the read side of a read-write lock.
     pub fn read(&self, name: impl AsRef<str>) -> Blocking<crate::Lock> {
         Blocking(self.0.read(name))
     }
 
-    /// The write side of a read-write lock.
+    /// Returns the write side of a read-write lock.
     pub fn write(&self, name: impl AsRef<str>) -> Blocking<crate::Lock> {
         Blocking(self.0.write(name))
     }
 
-    /// Permits of a semaphore.
+    /// Returns a lock on one of the `limit` permits of a semaphore.
     pub fn semaphore(&self, name: impl AsRef<str>, limit: u32) -> Blocking<crate::Lock> {
         Blocking(self.0.semaphore(name, limit))
     }
 
-    /// Several mutexes, taken together: either all of them or none.
+    /// Returns a lock on several mutexes, which takes either all of them or none.
     pub fn all<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> Blocking<crate::All> {
         Blocking(self.0.all(names))
     }
 
-    /// An election of one leader.
+    /// Returns an election of one leader.
     pub fn election(&self, name: impl AsRef<str>) -> Blocking<crate::Election> {
         Blocking(self.0.election(name))
     }
@@ -87,12 +87,14 @@ impl Leasehold {
         wait(self.0.history(filter))
     }
 
-    /// Releases every lease that this instance holds and returns how many were released.
+    /// Releases all leases that this instance holds and returns how many it released.
     pub fn release_all(&self) -> Result<usize> {
         wait(self.0.release_all())
     }
 
-    /// Shuts down gracefully: ends every wait, releases every lease, and returns when nothing is left to do.
+    /// Shuts down gracefully: ends every wait and releases every lease.
+    ///
+    /// Returns when nothing is left to do.
     pub fn close(&self) -> Result<()> {
         wait(self.0.close())
     }
@@ -139,8 +141,8 @@ impl Blocking<crate::Lock> {
     /// Runs `work` under the lock. If `work` fails, the failure is recorded in the lock's history.
     ///
     /// # Errors
-    /// The error of `work`, or an error of this crate converted to that type; `Lost` if
-    /// `work` succeeded but the lock was lost.
+    /// The error that `work` returned, or an error of this crate converted to `E`; `Lost`
+    /// if `work` succeeded but the lock was lost.
     pub fn with<T, E>(&self, work: impl FnOnce(&Guard) -> Result<T, E>) -> Result<T, E>
     where
         E: From<Error> + fmt::Display,
@@ -206,7 +208,7 @@ impl Blocking<crate::Election> {
         Self(self.0.value(value))
     }
 
-    /// Waits until elected and leads for one term. Releasing the guard resigns.
+    /// Waits until elected and returns the guard of the term. Release the guard to resign.
     pub fn campaign(&self) -> Result<Guard> {
         wait(self.0.campaign()).map(Guard)
     }
@@ -222,7 +224,9 @@ impl Blocking<crate::Election> {
     }
 }
 
-/// The blocking form of [`crate::Guard`]: a lease that is held until the guard is released or dropped.
+/// The blocking form of [`crate::Guard`].
+///
+/// The lease is held until the guard is released or dropped.
 #[derive(Debug)]
 #[must_use = "the lease is released as soon as the guard is dropped"]
 pub struct Guard(crate::Guard);

@@ -27,7 +27,7 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     fn now(&self) -> Moment;
     /// Reads the wall clock.
     fn wall(&self) -> Timestamp;
-    /// Reads both clocks; [`SystemClock`] does so for about the cost of one.
+    /// Reads both clocks; [`SystemClock`] does so for about the cost of reading one.
     fn now_and_wall(&self) -> (Moment, Timestamp) {
         (self.now(), self.wall())
     }
@@ -155,7 +155,7 @@ struct Hands {
 }
 
 impl ManualClock {
-    /// Creates a stopped clock: one hour after boot, on a day in 2026.
+    /// Creates a clock that stands still at one hour after boot, on a day in 2026.
     pub fn new() -> Self {
         let hands =
             Hands { now: Moment::from_micros(3_600_000_000), wall: Timestamp::from_micros(1_790_000_000_000_000) };

@@ -50,8 +50,9 @@ pub(crate) struct LockDefaults {
 }
 
 impl Leasehold {
-    /// Connects to the backend of this URL: `memory:`, `file:`, `redis://HOST`, `postgres://HOST/DATABASE` and
-    /// [others](crate::backends).
+    /// Connects to the backend of this URL.
+    ///
+    /// The URL may be `memory:`, `file:`, `redis://HOST`, `postgres://HOST/DATABASE` or [another](crate::backends).
     ///
     /// # Errors
     /// `InvalidConfig` if the URL cannot be used, `Unavailable` if the backend cannot be reached, `PermissionDenied`
@@ -72,7 +73,7 @@ impl Leasehold {
         }
     }
 
-    /// Returns an instance that is shared by the whole process.
+    /// Returns the instance that the whole process shares.
     ///
     /// The environment variable `LEASEHOLD_URL` names its backend (`file:` if unset) and `LEASEHOLD_NAMESPACE` its
     /// namespace (`default` if unset). The first call connects; if that fails or the instance is closed, the next call
@@ -104,16 +105,16 @@ impl Leasehold {
         self.call_backend(CallKind::Read, async move |backend| backend.history(&filter).await).await
     }
 
-    /// Returns ended leases, newest first, and whether the filter's limit left some out.
+    /// Returns ended leases, newest first, and whether the limit left some out.
     pub async fn history_page(&self, filter: &HistoryFilter) -> Result<HistoryPage> {
         let limit = filter.limit;
         let one_more = filter.clone().limit(limit.saturating_add(1));
         Ok(HistoryPage::new(self.history(&one_more).await?, limit))
     }
 
-    /// Records that runs of a scheduled job succeeded, or were skipped because the lock was busy.
+    /// Records that runs of a job succeeded, or were skipped because the lock was busy.
     ///
-    /// A scheduler calls this so that the records show whether a job still runs. Only this call writes them: a
+    /// A scheduler calls this, so that the records show whether its jobs still run. Only this call writes them: a
     /// [`try_acquire`](crate::Lock::try_acquire) that finds the lock busy leaves no record. Batch the reports of many
     /// runs, so that a process writes at most once a second.
     ///
@@ -160,7 +161,7 @@ impl Leasehold {
         self.call_backend(CallKind::Read, async move |backend| backend.runs(&names).await).await
     }
 
-    /// Streams events about these resources from now on, whichever process causes them.
+    /// Streams events about these resources from now on, from every process.
     pub async fn watch(&self, names: Names) -> Result<EventStream> {
         self.call_backend(CallKind::Watch, async move |backend| backend.watch(names).await).await
     }
@@ -184,10 +185,10 @@ impl Leasehold {
 
     /// Renews a lease by its handle, even if another process acquired it.
     ///
-    /// A lease that this instance holds is renewed as by [`Lease::renew`], and keeps this ttl.
+    /// A lease that this instance holds is renewed as by [`Lease::renew`]: later renewals use `ttl`, too.
     ///
     /// # Errors
-    /// As for [`Lease::renew`]; `Lost` only for a lease that this instance held.
+    /// As for [`Lease::renew`], but `Lost` only if this instance held the lease.
     pub async fn renew(&self, handle: &LeaseHandle, ttl: Duration) -> Result<Standing> {
         let renewal = Renewal::new(handle.key().clone(), Ttl::new(ttl)?);
         if let Some(lease) = Lease::held(&self.0.engine, handle.key())? {
@@ -201,11 +202,12 @@ impl Leasehold {
         Ok(answer.value.first().copied().unwrap_or(Standing::Unknown))
     }
 
-    /// Finds the lease of a handle, even if another process acquired it; `None` if it is no longer held.
+    /// Finds the lease of a handle, even if another process acquired it.
     ///
-    /// This does not renew the lease. Before you rely on it, call [`renew`](Self::renew), whose answer
-    /// [`Standing::Holding`] proves that it is held. On `redlock:` with unreachable nodes, `find` may fail with
-    /// `Unavailable`, because the other nodes alone cannot decide whether the lease is held.
+    /// Returns `None` if the lease is no longer held. This does not renew the lease. Before you rely on it, call
+    /// [`renew`](Self::renew), whose answer [`Standing::Holding`] proves that it is held. On `redlock:` with
+    /// unreachable nodes, `find` may fail with `Unavailable`, because the other nodes alone cannot decide whether the
+    /// lease is held.
     ///
     /// ```
     /// # #[cfg(feature = "memory")]
@@ -254,7 +256,7 @@ impl Leasehold {
         &self.0.defaults.holder
     }
 
-    /// Releases every lease that this instance holds and returns how many were released.
+    /// Releases all leases that this instance holds and returns how many it released.
     ///
     /// # Errors
     /// The last failure; the other leases are still released.
@@ -262,7 +264,9 @@ impl Leasehold {
         self.0.engine.release_all().await
     }
 
-    /// Shuts down gracefully: ends every wait, releases every lease, and completes when nothing is left to do.
+    /// Shuts down gracefully: ends every wait and releases every lease.
+    ///
+    /// Completes when nothing is left to do.
     ///
     /// # Errors
     /// Fails if a lease could not be released. That lease still ends when its ttl runs out or this instance is gone.
@@ -325,7 +329,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Sets the namespace, which separates applications on one backend; `default` by default.
+    /// Sets the namespace, which separates applications on one backend. It is `default` by default.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = Some(namespace.into());
         self
@@ -343,13 +347,13 @@ impl Builder {
         self
     }
 
-    /// Sets how long to wait for locks that do not set their own limit; 10 s by default.
+    /// Sets the wait for locks that do not set their own; 10 s by default.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = Wait::For(wait);
         self
     }
 
-    /// Removes the limit on the wait for locks that do not set their own.
+    /// Waits without a time limit for locks that do not set their own.
     pub fn wait_forever(mut self) -> Self {
         self.wait = Wait::Forever;
         self
@@ -389,7 +393,7 @@ impl Builder {
         self.on(backend)
     }
 
-    /// Opens an instance on a backend that is already connected, which may be one of your own.
+    /// Opens an instance on a connected backend, which may be one of your own.
     ///
     /// # Errors
     /// `InvalidConfig` if this builder has a namespace, because an open backend has its own; `Unavailable` if the

@@ -1,5 +1,6 @@
-//! One lock, many machines: name a resource and a backend, and run something
-//! in one place at a time.
+//! Distributed locks: one lock, many machines.
+//!
+//! Name a resource and a backend, and run something in one place at a time.
 //!
 //! ```
 //! use leasehold::Leasehold;
@@ -100,11 +101,11 @@
 //! # Observability
 //!
 //! The library emits a `tracing` span at level `DEBUG` for each step of a lock. `acquire lock` and `hold lock` are
-//! children of the caller's span; `release lock` and `renew lock` are children of `hold lock`. Of the renewals, all
-//! failures and one success in twenty have a span. Elections have the spans `campaign leader` and `lead`. The targets
-//! are `leasehold::acquire`, `leasehold::hold`, `leasehold::release`, `leasehold::renew` and `leasehold::election`. A
-//! lost lease is logged as an error; a lease that reached its `max_hold` and a failed renewal are logged as warnings; a
-//! busy lock is not logged.
+//! children of the caller's span; `release lock` and `renew lock` are children of `hold lock`. Every failed renewal has
+//! a span, and one successful renewal in twenty. Elections have the spans `campaign leader` and `lead`. The targets are
+//! `leasehold::acquire`, `leasehold::hold`, `leasehold::release`, `leasehold::renew` and `leasehold::election`. A lost
+//! lease is logged as an error; a lease that reached its `max_hold` and a failed renewal are logged as warnings; a busy
+//! lock is not logged.
 //!
 //! With the feature `metrics`, the library reports these metrics, each with the label `backend`:
 //!
@@ -124,10 +125,10 @@
 //!
 //! # Errors
 //!
-//! Every [`Error`] has a [`kind`](Error::kind). Its message says what failed and, where
-//! it helps, names the resource, the backend, the holder and what to do. `Err` means that a
-//! call could not be carried out. Calls that only try, such as [`Lock::try_acquire`],
-//! report a busy lock as a value.
+//! Every [`Error`] has a [`kind`](Error::kind). Its message says what failed. Where it
+//! helps, it also names the resource, the backend and the holder, and says what to do.
+//! `Err` means that a call could not be carried out. Calls that only try, such as
+//! [`Lock::try_acquire`], report a busy lock as a value.
 //!
 //! # Features
 //!
@@ -138,9 +139,9 @@
 //!
 //! # Further reading
 //!
-//! [What is promised and what can still go wrong](_docs::guarantees),
-//! [which backend, which ttl, and when a lock is the wrong tool](_docs::choosing).
-//! To write a backend of your own, begin with [`backend`].
+//! Read [what is promised and what can still go wrong](_docs::guarantees) and [which
+//! backend and which ttl to choose, and when a lock is the wrong tool](_docs::choosing). To
+//! write a backend of your own, begin with [`backend`].
 
 pub mod backend;
 pub mod backends;

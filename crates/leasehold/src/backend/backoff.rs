@@ -13,20 +13,20 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Creates a backoff whose longest pause is `first` at the beginning and doubles with each try, up to `most`.
+    /// Creates a backoff whose pause limit starts at `first` and doubles up to `most`.
     pub fn new(first: Duration, most: Duration) -> Self {
         let first = first.min(most);
         Self { first, next: first, most }
     }
 
-    /// Returns a random pause to make before the next try, and doubles the upper limit of the pause after it.
+    /// Returns the random pause to make before the next try, and doubles the limit.
     pub fn pause(&mut self) -> Duration {
         let span = self.next;
         self.next = span.saturating_mul(2).min(self.most);
         random_part(span)
     }
 
-    /// Sets the longest pause back to `first`.
+    /// Sets the pause limit back to `first`.
     pub fn reset(&mut self) {
         self.next = self.first;
     }

@@ -17,14 +17,14 @@ use crate::{Error, Result};
 
 /// Gathers calls into batches without ever waiting for a timer.
 ///
-/// If no call is in flight, a call is sent at once. Otherwise it waits until the
-/// number of waiting calls has reached the number in flight, or until a batch is
-/// answered. A few callers are hardly delayed; many callers share a few large batches.
-/// Where possible, the callers of a small batch run before the next batch is formed, and
-/// so do callers that a push woke meanwhile, so that their next calls are part of it.
+/// If no call is in flight, a call is sent at once. Otherwise it waits until the number of
+/// waiting calls has reached the number in flight, or until a batch is answered. A few
+/// callers are hardly delayed; many callers share a few large batches. After a small batch,
+/// its callers run, where possible, before the next batch is formed, as do callers that a
+/// push has woken. Their next calls thus join that batch.
 ///
-/// The caller that completes a batch polls `send` once on its own thread. If `send` is
-/// then pending, it is polled further on the thread that receives the answers or on the runtime.
+/// The caller whose call starts a batch first polls `send` on its own thread. If `send` is then pending, the thread
+/// that receives the answers or the runtime polls it further.
 ///
 /// # Cancel safety
 /// If the future is dropped before its batch is sent, the call is left out. If it is dropped later, the answer is
@@ -63,7 +63,7 @@ struct QueuedCall<C, A> {
 }
 
 impl<C: Send + 'static, A: Send + 'static> Coalescer<C, A> {
-    /// Creates a coalescer that passes batches of at most `most_calls` calls to `send`.
+    /// Creates a coalescer that passes batches of up to `most_calls` calls to `send`.
     ///
     /// At most `in_flight` batches are sent at a time, on `runtime`. `send` must return the answers in the order of the
     /// calls.

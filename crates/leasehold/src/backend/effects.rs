@@ -21,7 +21,7 @@ pub trait Audience {
     fn ended(&mut self, id: LeaseId, ended: EndedLease);
 }
 
-/// An [`Audience`] that collects effects, for a backend that reports them after its write succeeds.
+/// An [`Audience`] that collects effects, to be reported once a write has succeeded.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct News {
@@ -35,7 +35,7 @@ pub struct News {
 }
 
 impl News {
-    /// Creates an empty collection; it collects events only if somebody watches `events`.
+    /// Creates an empty collection. It collects events only if somebody watches `events`.
     pub fn new(events: &EventHub) -> Self {
         Self { watched: !events.is_idle(), ..Self::default() }
     }
@@ -59,7 +59,7 @@ impl Audience for News {
     }
 }
 
-/// Reports what an operation on `resource` did, and empties `effects` for the next one.
+/// Reports the effects of an operation on `resource`, then clears `effects`.
 ///
 /// `callers` are the leases that the operation was called for. Their clients see the
 /// result in the answer, so they get no hint about a grant.

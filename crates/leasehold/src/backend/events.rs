@@ -18,11 +18,11 @@ use crate::lease::{Event, Names};
 
 /// A stream of events about resources, as they happen.
 ///
-/// A reader that is too slow, or a backend that was cut off, misses events:
-/// the stream then yields [`Missed`], and the reader should list again.
+/// A reader that is too slow, or a backend that was cut off, misses events: the stream then
+/// yields [`Missed`], and the reader should list the resources again.
 pub type EventStream = Pin<Box<dyn Stream<Item = Result<Event, Missed>> + Send>>;
 
-/// Events were missed, so what the reader knows about the resources may be out of date.
+/// Some events were missed, so what the reader knows may be out of date.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Missed;

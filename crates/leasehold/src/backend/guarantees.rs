@@ -80,7 +80,7 @@ impl Guarantees {
         self
     }
 
-    /// Sets how long an attached lease stays valid after the backend's last answer; no such limit by default.
+    /// Sets how long an attached lease stays valid after the backend's last answer. No such limit by default.
     #[must_use]
     pub const fn silence_limit(mut self, limit: Option<Duration>) -> Self {
         self.silence_limit = limit;

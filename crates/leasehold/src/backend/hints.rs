@@ -20,7 +20,7 @@ use crate::lease::{Fence, LeaseId, Resource};
 /// How many hints are queued for a slow reader before they are dropped and it reads `Missed`.
 const LIMIT: usize = 4096;
 
-/// What a backend pushes to an instance about its leases.
+/// A message that a backend pushes to an instance about its leases.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Hint {
@@ -148,9 +148,10 @@ impl Hints {
         poll_fn(|context| self.queue.poll_next(context)).await.map(Hint::from)
     }
 
-    /// Calls `sink` with every hint, on the thread that sends the hint, until the returned [`HintDelivery`] is dropped.
+    /// Calls `sink` with every hint until the returned [`HintDelivery`] is dropped.
     ///
-    /// A backend may hold a lock while it sends, so `sink` must not call the backend, block or panic.
+    /// `sink` runs on the thread that sends the hint. A backend may hold a lock while it sends, so `sink` must not call
+    /// the backend, block or panic.
     pub fn deliver_to(self, sink: impl Fn(Hint) + Send + Sync + 'static) -> HintDelivery {
         let sink: Arc<dyn Fn(Hint) + Send + Sync> = Arc::new(sink);
         let mut delivery = HintDelivery { hub: Weak::new(), id: 0 };
@@ -171,7 +172,7 @@ impl fmt::Debug for Hints {
     }
 }
 
-/// A subscription to hints, made by [`Hints::deliver_to`]; it ends when it is dropped.
+/// A subscription made by [`Hints::deliver_to`]; dropping it ends the subscription.
 pub struct HintDelivery {
     hub: Weak<HintReaders>,
     id: u64,

@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// The operations with which operators look at a backend and intervene.
+/// The operations with which operators inspect a backend and evict leases.
 #[async_trait]
 pub trait Inspect {
     /// Lists live leases and queue positions, sorted by name. For each name, holders come first, then waiters in queue
@@ -32,7 +32,7 @@ pub trait Inspect {
     /// Returns ended leases, newest first.
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>>;
 
-    /// Streams events about these resources from now on, whichever process causes them.
+    /// Streams events about these resources from now on, from every process.
     async fn watch(&self, names: Names) -> Result<EventStream>;
 
     /// Takes the lease with this fence away from its holder.
@@ -43,9 +43,9 @@ pub trait Inspect {
 
     /// Records runs that were skipped or succeeded.
     ///
-    /// A backend that supports this says so in its [`guarantees`](super::Backend::guarantees). It keeps a record for 40
-    /// days after its last report, for about 10,000 names; beyond that, it drops the oldest records. Callers should
-    /// batch their reports, so that one process writes at most once a second.
+    /// A backend that supports this says so in its [`guarantees`](super::Backend::guarantees). It keeps the records of
+    /// about 10,000 names, each for 40 days after its last report. If there are more names, it drops the oldest
+    /// records. Callers should batch their reports, so that one process writes at most once a second.
     ///
     /// # Errors
     /// `Unsupported` by default.
@@ -68,7 +68,7 @@ fn unsupported() -> Error {
     Error::unsupported("this backend does not remember skipped runs")
 }
 
-/// Something that an examination of the backend found.
+/// A result of [`examine`](Inspect::examine).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {

@@ -1,6 +1,6 @@
 //! The [`Backend`] trait and helpers for implementing it.
 //!
-//! Programs that only lock need nothing from here.
+//! Programs that only use locks do not need this module.
 //!
 //! A backend makes operations atomic, supplies a clock and notifies waiters. The
 //! locking algorithm itself is in [`model`]. A backend either calls that code while
@@ -77,22 +77,22 @@ use crate::{
 /// The operations that the library needs to provide locks on a backend.
 #[async_trait]
 pub trait Backend: Inspect + fmt::Debug + Send + Sync + 'static {
-    /// Returns what this backend promises; the conformance suite and the command `leasehold doctor` rely on it.
+    /// Returns what this backend promises. The conformance suite and the command `leasehold doctor` rely on it.
     fn guarantees(&self) -> Guarantees;
 
     /// Subscribes to hints about leases that were requested through this instance.
     fn hints(&self) -> Hints;
 
-    /// Requests a lease and returns the decision, without waiting for the resource to become free.
+    /// Requests a lease and returns the decision. This does not wait for a busy resource to become free.
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>>;
 
     /// Renews these leases and returns the standing of each, in the same order.
     async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>>;
 
-    /// Ends a lease, or removes it from the queue if it still waits, and records the outcome.
+    /// Ends a lease, or its wait in the queue, and records the outcome.
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>>;
 
-    /// Performs several operations at once and returns the answer to each, in the same order.
+    /// Performs several operations at once and returns the answers in the same order.
     ///
     /// The default implementation calls [`acquire`](Self::acquire) or [`release`](Self::release) for each of them,
     /// concurrently. Override it if the backend can perform several operations in one round trip.
@@ -122,8 +122,9 @@ pub trait Backend: Inspect + fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Returns how long the backend has kept its data: the time since its last start that may have lost leases.
-    /// `None` if that is unknown.
+    /// Returns how long the backend has run without a possible loss of leases.
+    ///
+    /// A restart that may have lost leases begins this time anew. `None` if it is unknown.
     fn age(&self) -> Option<Duration> {
         None
     }

@@ -1,4 +1,4 @@
-//! The locking algorithm, as a pure function of state, operation, clocks and presence.
+//! The locking algorithm: a pure function of state, operation, clocks and presence.
 //!
 //! A resource is an ordered list of entries. Each entry either waits or holds a
 //! number of units of the resource's capacity. To *settle* a resource means to
@@ -11,9 +11,9 @@
 //! once, but ends after a few seconds unless its own process confirms the grant. A
 //! stopped waiter thus delays the others by seconds instead of for ever.
 //!
-//! This module does no I/O, is not async and reads no clock: it is the specification.
-//! The memory and file backends run this code. The Redis and Postgres backends
-//! port it, and tests compare the ports with it.
+//! This module does no I/O, is not async and reads no clock. It specifies what every
+//! backend must do. The memory and file backends run this code. The Redis and Postgres
+//! backends port it, and tests compare the ports with it.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ use crate::lease::{
 /// How far ahead of the wall clock a client may raise the fence.
 pub const FENCE_LEAD: Duration = Duration::from_secs(10);
 
-/// How long a process has to confirm a provisional grant, unless the ttl is shorter.
+/// The time to confirm a provisional grant, unless the ttl is shorter.
 pub const CONFIRM_WITHIN: Duration = Duration::from_secs(5);
 
 /// The complete state of one resource.
@@ -94,7 +94,7 @@ pub enum EntryState {
 }
 
 impl EntryState {
-    /// Returns the grant, confirmed or not; `None` while it waits.
+    /// Returns the grant, confirmed or not; `None` while the entry waits.
     pub const fn held(&self) -> Option<Held> {
         match self {
             Self::Waiting => None,
@@ -159,21 +159,21 @@ pub enum Presence {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Expiry {
-    /// Its ttl. Such an entry is never provisional, since a stopped waiter delays the others by one ttl at most.
+    /// Its ttl. Grants to such an entry are never provisional: a stopped waiter delays the others by at most one ttl.
     #[default]
     ByClock,
     /// The death of its process or connection.
     ByPresence,
 }
 
-/// The inputs of an operation besides the state: both clocks, and the presence of each process.
+/// The inputs of an operation besides the state: clocks and presence.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
     /// The steady clock, which decides expiry.
     pub now: Moment,
-    /// The wall clock, which dates records and gives new fences a lower bound; it never decides expiry.
+    /// The wall clock, which dates records and gives new fences a lower bound. It never decides expiry.
     pub wall: Timestamp,
-    /// Returns the presence of an entry's process; must not change its answer during one operation.
+    /// Returns the presence of an entry's process. The answer must not change during one operation.
     pub presence: &'a dyn Fn(&Entry) -> Presence,
 }
 
@@ -183,7 +183,7 @@ impl std::fmt::Debug for Context<'_> {
     }
 }
 
-/// The effects of an operation that hints, history and events report.
+/// What an operation changed, to be reported as hints, history and events.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Effects {
     /// Entries that were granted, provisionally or not.
@@ -246,7 +246,9 @@ impl Ended {
 }
 
 impl State {
-    /// Removes the entries that have expired or whose process has died, then grants waiting entries, from the front, as
+    /// Removes the entries that have ended, then grants waiting entries.
+    ///
+    /// An entry has ended if it has expired or its process has died. Waiting entries are granted from the front, as
     /// long as their units fit.
     pub fn settle(&mut self, context: &Context<'_>, effects: &mut Effects) {
         self.settle_for(None, context, effects);
@@ -288,7 +290,7 @@ impl State {
         }
     }
 
-    /// Requests a lease: grants it, queues it, or refuses it and leaves no entry behind.
+    /// Requests a lease: grants it, queues it, or refuses it without leaving an entry.
     pub fn acquire(
         &mut self,
         request: &Request,
@@ -334,9 +336,9 @@ impl State {
         }
     }
 
-    /// Extends the lease to now + ttl, confirms a provisional grant, and applies the other changes of the renewal.
+    /// Extends the lease to now + ttl and applies the other changes of the renewal.
     ///
-    /// A renewal never shortens a lease.
+    /// A renewal also confirms a provisional grant. It never shortens a lease.
     pub fn renew(&mut self, renewal: &Renewal, context: &Context<'_>, effects: &mut Effects) -> Standing {
         let id = renewal.key.id;
         self.settle_for(Some(id), context, effects);
@@ -442,7 +444,7 @@ impl State {
         Busy { holders, waiting: count(self.waiting()) }
     }
 
-    /// Returns the entries without their secret ids: holders first, then waiters in queue order.
+    /// Returns the entries without their secret ids. Holders come first, then waiters in queue order.
     pub fn records(&self, resource: &Resource, context: &Context<'_>) -> Vec<LeaseRecord> {
         let waiting = self.waiting().zip(0..).map(|(entry, ahead)| {
             let state = LeaseState::Waiting { ahead, waiting_for: context.wall.since(entry.asked_at) };
@@ -493,7 +495,7 @@ impl Entry {
         }
     }
 
-    /// Returns the grant of an entry that holds, confirmed or not; `None` while it waits.
+    /// Returns the grant, confirmed or not; `None` while the entry waits.
     pub const fn held(&self) -> Option<Held> {
         self.state.held()
     }
@@ -510,8 +512,9 @@ impl Entry {
         self.state.is_waiting()
     }
 
-    /// Returns when the entry expires if its process neither renews nor confirms it; `NEVER` if only the death of the
-    /// process ends it.
+    /// Returns when the entry expires unless its process renews or confirms it.
+    ///
+    /// `NEVER` if only the death of the process ends it.
     pub fn ends_at(&self) -> Moment {
         match self.state {
             EntryState::Provisional { ends_at, .. } => ends_at.min(self.expires_at),

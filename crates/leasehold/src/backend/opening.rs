@@ -24,7 +24,9 @@ pub struct OpenOptions {
 }
 
 impl OpenOptions {
-    /// Creates the default options: namespace `default`, the system clock, a connect limit of 3 s.
+    /// Creates the default options.
+    ///
+    /// The namespace is `default`, the clock is the system clock, and the connect limit is 3 s.
     pub fn new() -> Self {
         Self { namespace: String::from("default"), clock: Arc::new(SystemClock), connect_limit: Duration::from_secs(3) }
     }

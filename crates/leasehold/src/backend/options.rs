@@ -4,7 +4,7 @@ use std::{fmt::Display, str::FromStr, time::Duration};
 
 use crate::{Error, Result};
 
-/// The parameters of a URL, to be taken one by one; parameters that nobody takes are an error.
+/// The parameters of a URL, taken one by one. A parameter that is never taken is an error.
 ///
 /// ```
 /// use leasehold::backend::UrlOptions;
@@ -47,7 +47,7 @@ impl UrlOptions {
         Ok(options)
     }
 
-    /// Returns the part between the scheme and the parameters, in which `%XX` is not decoded.
+    /// Returns the part between the scheme and the parameters, without decoding `%XX`.
     pub fn path(&self) -> &str {
         &self.path
     }
@@ -58,7 +58,8 @@ impl UrlOptions {
         Some(self.parameters.remove(at).1)
     }
 
-    /// Takes a parameter and parses it. If that fails, the error shows `form`, the form to write.
+    /// Takes a parameter and parses it. If that fails, the error names `form`, such as "a number", as the expected
+    /// form.
     ///
     /// # Errors
     /// `InvalidConfig` if the value cannot be parsed.
@@ -86,10 +87,10 @@ impl UrlOptions {
         self.take_with(name, "a duration such as 250ms, 3s or 2m", duration)
     }
 
-    /// Takes a parameter and parses it with a function that returns `None` for an invalid value.
+    /// Takes a parameter and parses it with `parse`, which returns `None` for an invalid value.
     ///
     /// # Errors
-    /// `InvalidConfig`, naming the value and the form to write.
+    /// `InvalidConfig`, naming the value and the expected form.
     pub fn take_with<T>(
         &mut self,
         name: &str,

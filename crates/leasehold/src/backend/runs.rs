@@ -4,7 +4,9 @@ use std::{collections::BTreeMap, time::Duration};
 
 use crate::lease::{Names, Resource, RunRecord, Timestamp};
 
-/// A table of run records, by resource name: at most 10,000, each kept for 40 days after its last report.
+/// A table of run records, by resource name.
+///
+/// It keeps at most 10,000 records, each for 40 days after its last report.
 #[derive(Clone, Debug, Default)]
 pub struct RunTable {
     records: BTreeMap<Resource, RunRecord>,
@@ -24,7 +26,8 @@ impl RunTable {
         }
     }
 
-    /// Removes the records that are too old at `now`, then the oldest ones if more than `MAX_NAMES` are left.
+    /// Removes the records that are too old at `now`. If more than `MAX_NAMES` are left, the oldest of them are
+    /// removed, too.
     pub fn trim(&mut self, now: Timestamp) {
         self.records.retain(|_, record| is_kept(record, now));
         let excess = self.records.len().saturating_sub(Self::MAX_NAMES);
@@ -38,7 +41,7 @@ impl RunTable {
         }
     }
 
-    /// Returns the records of these resources, sorted by name, except those that are too old at `now`.
+    /// Returns the records of these resources, sorted by name. Records that are too old at `now` are left out.
     pub fn select(&self, names: &Names, now: Timestamp) -> Vec<RunRecord> {
         let records = self.records.values().filter(|record| names.include(&record.resource) && is_kept(record, now));
         records.cloned().collect()

@@ -12,7 +12,9 @@ use crate::{
 
 static REGISTERED: RwLock<BTreeMap<&'static str, Opener>> = RwLock::new(BTreeMap::new());
 
-/// Adds a URL scheme, so that `Leasehold::connect("scheme:…")` opens a backend from outside this crate.
+/// Adds a URL scheme for a backend from outside this crate.
+///
+/// `Leasehold::connect("scheme:…")` then calls `open`.
 ///
 /// # Errors
 /// `InvalidConfig` if the scheme is taken or malformed.

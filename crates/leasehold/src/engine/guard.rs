@@ -28,14 +28,16 @@ use crate::{
 /// How long an explicit renewal waits for its answer: long enough for a slow server; a long ttl does not prolong it.
 const RENEW_LIMIT: Duration = Duration::from_secs(3);
 
-/// A view of a held lease, for the protected work: it can check and renew the lease, but not release it.
+/// A view of a held lease, which can check and renew it but not release it.
+///
+/// Pass it to the work that the lease protects.
 ///
 /// # When you lose it
-/// The lease is renewed automatically, unless it is [detached](crate::Detached). If no renewal succeeds before its
-/// deadline, or the backend reports that it is gone, [`check`](Self::check) fails and
-/// [`lost`](Self::lost) completes, both *before* a backend with a ttl can grant it to
-/// another holder. A process can still be stopped between a check and a write: send the
-/// [`fence`](Self::fence) with each write, so that the store can refuse one that comes too late.
+/// The lease is renewed automatically, unless it is [detached](crate::Detached). If no renewal succeeds before the
+/// deadline, or the backend reports that the lease is gone, [`check`](Self::check) fails and [`lost`](Self::lost)
+/// completes, both *before* a backend with a ttl can grant it to another holder. A process can still be stopped between
+/// a check and a write: send the [`fence`](Self::fence) with each write, so that the store can refuse one that comes
+/// too late.
 #[derive(Clone)]
 pub struct Lease {
     engine: Arc<Engine>,
@@ -58,7 +60,7 @@ impl Lease {
         self.local.request.note.as_deref()
     }
 
-    /// Returns the fence of the grant, which is higher than that of every earlier grant of the resource.
+    /// Returns the fence of the grant. It is higher than that of every earlier grant of the resource.
     pub fn fence(&self) -> Fence {
         self.hold().grant.fence
     }
@@ -88,9 +90,9 @@ impl Lease {
         self.local.metadata()
     }
 
-    /// Returns how long the lease stays valid without another renewal, minus the safety margin.
+    /// Returns how long the lease stays valid without another renewal.
     ///
-    /// `None` if it lasts as long as its process, as on `file:`.
+    /// The safety margin is already subtracted. `None` if the lease lasts as long as its process, as on `file:`.
     pub fn remaining(&self) -> Option<Duration> {
         let deadline = self.local.validity.deadline();
         let left = (deadline != Moment::NEVER).then(|| deadline.since(self.engine.clock.now()));
@@ -175,7 +177,7 @@ impl Lease {
         self.check()
     }
 
-    /// Returns a handle with which another process can find, renew or release the lease.
+    /// Returns a handle by which another process can find, renew or release the lease.
     pub fn handle(&self) -> LeaseHandle {
         LeaseHandle::new(self.local.key().clone(), self.fence())
     }
@@ -323,10 +325,11 @@ impl Guard {
         self.lease.as_ref().expect("a guard has its lease until it is released")
     }
 
-    /// Turns a write lock into a read lock without releasing it in between, so that waiting
-    /// readers get the lock but no writer does.
+    /// Turns a write lock into a read lock without releasing it in between.
     ///
-    /// After an error, the backend may still have it as a write lock; treat it as a read lock.
+    /// Waiting readers then get the lock, but no writer does.
+    ///
+    /// After an error, it may still be a write lock at the backend; treat it as a read lock.
     ///
     /// # Errors
     /// `Unsupported` for permits and leaders, and while another guard shares the lease;

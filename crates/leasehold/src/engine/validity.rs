@@ -62,7 +62,7 @@ impl Loss {
         }
     }
 
-    /// Returns the word for it in logs and metrics, such as `renew_timeout`.
+    /// Returns its name in logs and metrics, such as `renew_timeout`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::RenewTimeout => "renew_timeout",

@@ -47,7 +47,7 @@ struct SessionState {
 }
 
 impl Session {
-    /// Creates a session in which a client may rely on each answer for `silence_limit`.
+    /// Creates a session in which clients may rely on each answer for `silence_limit`.
     pub fn new(silence_limit: Duration) -> Self {
         Self(Arc::new(SessionState { silence_limit, ended: AtomicBool::new(false) }))
     }

@@ -26,7 +26,7 @@ impl Claim {
     pub const SHARED: Self = Self { mode: Mode::Shared, units: 1, capacity: LOCK_CAPACITY };
     /// The claim of a leader: the only unit of an election.
     pub const LEADER: Self = Self { mode: Mode::Leader, units: 1, capacity: 1 };
-    /// The most permits a semaphore can have: each backend stores it as a 32-bit integer.
+    /// The most permits a semaphore can have. Each backend stores the number as a 32-bit integer.
     pub const MAX_PERMITS: u32 = LOCK_CAPACITY;
 
     /// Creates a claim on `units` permits of a semaphore that has `limit`.
@@ -123,7 +123,9 @@ impl Mode {
         }
     }
 
-    /// Returns the word for it in JSON, SQL and the command: `exclusive`, `shared`, `permit` or `leader`.
+    /// Returns its name in JSON, SQL and the command.
+    ///
+    /// The names are `exclusive`, `shared`, `permit` and `leader`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Exclusive => "exclusive",
@@ -153,7 +155,7 @@ pub enum Family {
     Election,
 }
 
-/// The kind and capacity of a resource, which are the same for all its live leases.
+/// The kind and capacity of a resource, the same for all its live leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Shape {

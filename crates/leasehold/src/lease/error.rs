@@ -1,4 +1,4 @@
-//! The one error type: what was tried, on which resource, what came back, what to do.
+//! The error type of this crate and its kinds.
 
 use std::{error, fmt};
 
@@ -86,17 +86,21 @@ impl Error {
         Self::new(ErrorKind::InvalidConfig, message)
     }
 
-    /// Creates an `Unavailable` error: the backend cannot be reached or used, and nothing was changed.
+    /// Creates an `Unavailable` error: the backend cannot be reached or used.
+    ///
+    /// Use it only if nothing was changed.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, message)
     }
 
-    /// Creates an `OutcomeUnknown` error: the request was sent and not answered, so it may have been carried out.
+    /// Creates an `OutcomeUnknown` error: the request was sent and not answered.
+    ///
+    /// The request may have been carried out.
     pub fn unanswered(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::OutcomeUnknown, message)
     }
 
-    /// Creates a `PermissionDenied` error: the backend rejected the credentials, or they lack a permission.
+    /// Creates a `PermissionDenied` error: the credentials were rejected or lack a permission.
     pub fn permission_denied(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::PermissionDenied, message)
     }
@@ -185,7 +189,7 @@ impl Error {
         &self.0.holders
     }
 
-    /// Returns whether the same call may succeed later without any change by the caller.
+    /// Returns whether the same call, repeated unchanged, may succeed later.
     pub fn is_retryable(&self) -> bool {
         matches!(
             self.0.kind,

@@ -17,7 +17,7 @@ pub enum Names {
 }
 
 impl Names {
-    /// Returns whether the resource is one of these.
+    /// Returns whether these names include the resource.
     pub fn include(&self, resource: &Resource) -> bool {
         match self {
             Self::All => true,
@@ -27,7 +27,9 @@ impl Names {
     }
 }
 
-/// Selects live leases. They are sorted by name; for each name, holders come first, then waiters in queue order.
+/// Selects live leases.
+///
+/// The leases are sorted by name; for each name, holders come first, then waiters in queue order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ListFilter {
@@ -35,7 +37,7 @@ pub struct ListFilter {
     pub names: Names,
     /// How many resources to return at most.
     pub limit: usize,
-    /// Returns only resources after this name, which is the `next` of the previous page.
+    /// Resources up to and including this name are left out; use the `next` of the previous page.
     pub after: Option<Resource>,
 }
 
@@ -89,12 +91,11 @@ pub struct Selection {
 pub struct HistoryFilter {
     /// The resources to look at.
     pub names: Names,
-    /// Whether to return only leases that ended in a failure, as [`Ending::is_failure`](super::Ending::is_failure)
-    /// says.
+    /// Whether to return only failures; see [`Ending::is_failure`](super::Ending::is_failure).
     pub failures: bool,
-    /// Returns only leases that ended at or after this time.
+    /// Leases that ended before this time are left out.
     pub since: Option<Timestamp>,
-    /// Returns only leases that ended before this time.
+    /// Leases that ended at or after this time are left out.
     pub until: Option<Timestamp>,
     /// How many leases to return at most.
     pub limit: usize,
@@ -142,7 +143,7 @@ impl HistoryFilter {
             && self.until.is_none_or(|until| ended.ended_at < until)
     }
 
-    /// Selects the leases to return, newest first; leases that ended at the same time keep their order.
+    /// Selects the leases to return, newest first. Leases that ended at the same time keep their order.
     pub fn select(&self, mut ended: Vec<EndedLease>) -> Vec<EndedLease> {
         ended.retain(|ended| self.include(ended));
         ended.sort_by_key(|ended| Reverse(ended.ended_at));

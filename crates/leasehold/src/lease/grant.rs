@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use super::{Belief, Fence, Holder, Mode, Shape, Timestamp};
 
-/// An answer of a backend, with the incarnation that gave it and how long a client may rely on it.
+/// An answer of a backend, and how long a client may rely on it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Answer<T> {
@@ -35,7 +35,7 @@ impl<T> Answer<T> {
     }
 }
 
-/// A number that changes whenever the backend may have lost leases, for example by a restart.
+/// A number that changes when leases may have been lost, for example by a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Incarnation(pub u64);
 
@@ -80,8 +80,8 @@ pub struct QueuePosition {
     pub ahead: u32,
     /// The resource's newest fence: a hint whose fence is not higher is stale.
     pub last_fence: Fence,
-    /// The time until the first of the leases in the way expires. If no hint arrives until then, ask again. To a new
-    /// entry a backend may tell a shorter time; to one that asks again after it, the exact one, unless the queue is long.
+    /// How long to wait for a hint before asking again: until the first of the leases in the way expires. If the
+    /// request is new or the queue is long, the backend may give a shorter time.
     pub ask_again_in: Option<Duration>,
 }
 
@@ -103,7 +103,7 @@ pub struct Busy {
 }
 
 impl Busy {
-    /// Creates an answer with these holders and this many waiters.
+    /// Creates a `Busy` with these holders and this many waiters.
     pub const fn new(holders: Vec<HeldBy>, waiting: u32) -> Self {
         Self { holders, waiting }
     }

@@ -6,9 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// The name of a holder or a waiter that others see: `user@host:pid:random` by default.
+/// The name by which others see a holder or a waiter.
 ///
-/// It is a label for people and gives no rights: to renew or release a lease, a client needs the lease id.
+/// The default is `user@host:pid:random`. The name is a label for people and gives no rights: to renew or release a
+/// lease, a client needs the lease id.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Holder(Arc<str>);

@@ -70,9 +70,9 @@ impl LeaseKey {
     }
 }
 
-/// A handle to a granted lease, which can be passed to another process as text: `lh2_…`.
+/// A handle to a granted lease, which can be passed to another process as text.
 ///
-/// Anyone who has it can renew and release the lease, so keep it secret, like a password.
+/// The text begins with `lh2_`. Anyone who has it can renew and release the lease, so keep it secret, like a password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct LeaseHandle {
     key: LeaseKey,

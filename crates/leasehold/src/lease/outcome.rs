@@ -27,7 +27,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// How the work under a lease ended, as its holder reports when it releases the lease.
+/// How the work under a lease ended, as the holder reports it on release.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -37,9 +37,9 @@ pub enum Outcome {
     Failed(Problem),
     /// The guard reached its `max_hold`.
     MaxHold,
-    /// The wait ran out before the lease was granted.
+    /// The time to wait ran out before the lease was granted.
     GaveUp,
-    /// The caller went away before the lease was granted.
+    /// The caller stopped waiting before the lease was granted.
     Cancelled,
 }
 
@@ -80,14 +80,14 @@ pub enum Ending {
     Evicted,
     /// It reached its `max_hold`.
     MaxHold,
-    /// The wait ran out.
+    /// The time to wait ran out.
     GaveUp,
     /// The caller stopped waiting.
     Cancelled,
 }
 
 impl Ending {
-    /// Returns the word for it in JSON, SQL and the command.
+    /// Returns its name in JSON, SQL and the command.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Released => "released",

@@ -24,7 +24,7 @@ pub struct LeaseRecord {
     pub renewed_ago: Duration,
     /// How long it lives without a renewal.
     pub ttl: Ttl,
-    /// Time left without a renewal; `None` if the lease lasts as long as its process or connection.
+    /// How long until it expires without a renewal; `None` if it lasts as long as its process or connection.
     pub expires_in: Option<Duration>,
     /// A one-line note from the holder.
     pub note: Option<String>,
@@ -33,7 +33,7 @@ pub struct LeaseRecord {
 }
 
 impl LeaseRecord {
-    /// Creates a record without times, note and metadata; set the fields that are known.
+    /// Creates a record without times, note or metadata; set the fields you know.
     pub fn new(resource: Resource, holder: Holder, claim: Claim, state: LeaseState) -> Self {
         Self {
             resource,
@@ -79,7 +79,7 @@ pub enum LeaseState {
     },
 }
 
-/// A lease, or a wait for one, that ended.
+/// The history record of an ended lease or an ended wait.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct EndedLease {
@@ -109,7 +109,7 @@ pub struct EndedLease {
 }
 
 impl EndedLease {
-    /// Creates the record of a wait that ended without a grant; for a lease that was held, set the other fields.
+    /// Creates the record of a wait that ended without a grant. For a lease that was held, set the other fields.
     pub fn new(resource: Resource, holder: Holder, claim: Claim, ended_at: Timestamp, ending: Ending) -> Self {
         Self {
             resource,
@@ -127,7 +127,7 @@ impl EndedLease {
     }
 }
 
-/// Some of the ended leases, newest first.
+/// A page of ended leases, newest first.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct HistoryPage {
@@ -146,7 +146,7 @@ impl HistoryPage {
     }
 }
 
-/// Some of the live leases.
+/// A page of live leases.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Page {
@@ -157,7 +157,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// Creates a page of these leases, with the `after` of the next page if more follow.
+    /// Creates a page of these leases. `next` is the last resource on it, if more follow.
     pub const fn new(leases: Vec<LeaseRecord>, next: Option<Resource>) -> Self {
         Self { leases, next }
     }

@@ -9,7 +9,7 @@ pub type Metadata = serde_json::Map<String, serde_json::Value>;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Request {
-    /// The resource, and the id the lease will have.
+    /// The resource, and the id that the lease will have.
     pub key: LeaseKey,
     /// How many units of the resource to take.
     pub claim: Claim,
@@ -17,7 +17,7 @@ pub struct Request {
     pub ttl: Ttl,
     /// What to do if the resource is busy; by default, the request queues.
     pub patience: Patience,
-    /// How many waiters may be ahead; if there are more, the answer is `Busy`. No limit by default.
+    /// How many waiters may be ahead in the queue; if there are more, the answer is `Busy`. No limit by default.
     pub max_waiters: Option<u32>,
     /// What ends the lease if nobody renews or releases it; `Attached` by default.
     pub lifetime: Lifetime,
@@ -84,7 +84,7 @@ impl Request {
         self
     }
 
-    /// Sets how many waiters may be ahead; if there are more, the answer is `Busy`.
+    /// Sets how many waiters may be ahead in the queue. If there are more, the answer is `Busy`.
     #[must_use]
     pub fn max_waiters(mut self, most: u32) -> Self {
         self.max_waiters = Some(most);
@@ -132,7 +132,7 @@ pub struct Renewal {
     pub key: LeaseKey,
     /// How long the lease lives from now on without another renewal.
     pub ttl: Ttl,
-    /// The value to raise the fence to. If it is not allowed, the fence stays as it is; the answer shows the fence.
+    /// The value to raise the fence to. A value that is too low or too high is ignored; the answer contains the fence.
     pub fence_floor: Option<Fence>,
     /// The smaller claim to keep: a write lock becomes a read lock, or permits are given back.
     pub downgrade: Option<Claim>,

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Holder, Resource, Timestamp};
 
-/// What was reported about the runs of a job under one lock.
+/// The reported runs of a job under one lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RunRecord {
@@ -14,14 +14,14 @@ pub struct RunRecord {
     pub skips: u64,
     /// When a run was last skipped, by the backend's wall clock.
     pub last_skip: Option<Timestamp>,
-    /// Who held the lock then.
+    /// Who held the lock when a run was last skipped.
     pub held_by: Option<Holder>,
     /// When a run last succeeded, by the backend's wall clock.
     pub last_success: Option<Timestamp>,
 }
 
 impl RunRecord {
-    /// Creates a record without any runs; set the fields that are known.
+    /// Creates a record without any runs; set the fields you know.
     pub const fn new(resource: Resource) -> Self {
         Self { resource, skips: 0, last_skip: None, held_by: None, last_success: None }
     }
@@ -59,7 +59,7 @@ pub struct RunReport {
     pub resource: Resource,
     /// How many runs were skipped since the last report.
     pub skips: u64,
-    /// Who held the lock when the last of them was skipped, if that is known.
+    /// Who held the lock when the last of these runs was skipped, if that is known.
     pub held_by: Option<Holder>,
     /// Whether a run succeeded since the last report.
     pub success: bool,
@@ -83,7 +83,7 @@ impl RunReport {
         self
     }
 
-    /// Returns the record of this report alone, received at `now`.
+    /// Returns a record that contains only this report, received at `now`.
     pub fn record(&self, now: Timestamp) -> RunRecord {
         let skipped = self.skips > 0;
         RunRecord {

@@ -18,7 +18,7 @@ use crate::{Error, Result};
 pub struct Moment(u64);
 
 impl Moment {
-    /// Later than every other moment: the deadline of a lease that does not expire by a clock.
+    /// Later than every other moment. It is the deadline of a lease that does not expire by a clock.
     pub const NEVER: Self = Self(u64::MAX);
 
     /// Creates the moment this many microseconds after the clock's start.
@@ -66,7 +66,7 @@ impl Timestamp {
         self.0
     }
 
-    /// Converts it to the standard library's wall-clock type.
+    /// Converts the timestamp to a `SystemTime`.
     pub fn to_system_time(self) -> SystemTime {
         UNIX_EPOCH + Duration::from_micros(self.0)
     }
@@ -83,7 +83,7 @@ impl Timestamp {
         Self(self.0.saturating_sub(micros(length)))
     }
 
-    /// Returns the time since `earlier` on the same wall clock; zero if `earlier` is later.
+    /// Returns the time since `earlier`, by the wall clock; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))
     }

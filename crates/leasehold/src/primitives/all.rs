@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Leasehold {
-    /// Several mutexes, taken together: either all of them or none.
+    /// Returns a lock on several mutexes, which takes either all of them or none.
     pub fn all<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> All {
         All::new(self, names.into_iter().map(|name| name.as_ref().to_owned()).collect())
     }
@@ -76,7 +76,7 @@ impl All {
     /// `work` gets the leases sorted by name. See [`Lock::with`](crate::Lock::with).
     ///
     /// # Errors
-    /// The error of `work`, or an error of this crate converted to that type.
+    /// The error that `work` returned, or an error of this crate converted to `E`.
     pub async fn with<T, E>(&self, work: impl AsyncFnOnce(Vec<Lease>) -> Result<T, E>) -> Result<T, E>
     where
         E: From<Error> + fmt::Display,
@@ -176,7 +176,7 @@ impl Guards {
         self.0.iter().try_for_each(|guard| guard.check())
     }
 
-    /// Completes when one of the leases is lost or released; at once if one already is.
+    /// Completes when any lease is lost or released; at once if one already is.
     ///
     /// # Cancel safety
     /// May be dropped and called again: a loss is never missed.

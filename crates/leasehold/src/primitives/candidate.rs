@@ -83,7 +83,9 @@ impl Candidate {
         self.seat.lease.lock().clone().filter(|lease| lease.check().is_ok())
     }
 
-    /// Returns why the last campaign failed; `None` if none has failed since this candidate started or last won.
+    /// Returns why the last campaign failed.
+    ///
+    /// `None` if none has failed since this candidate started or last won.
     pub fn last_error(&self) -> Option<Arc<Error>> {
         if self.election.options.locks.engine().is_inherited() {
             return Some(Arc::new(Error::inherited()));
@@ -99,7 +101,7 @@ impl Candidate {
     /// `Closed` if the instance is closed, before or during the wait, and in a forked child.
     ///
     /// # Cancel safety
-    /// May be dropped and called again: it completes at once while this candidate leads.
+    /// May be dropped and called again: it completes at once if this candidate leads.
     pub async fn elected(&self) -> Result<Lease> {
         self.election.options.locks.engine().check_not_inherited()?;
         loop {
@@ -122,7 +124,9 @@ impl Candidate {
         self.election.leader().await
     }
 
-    /// Steps down if this candidate leads, and campaigns again from the end of the queue.
+    /// Steps down and campaigns again from the end of the queue.
+    ///
+    /// Does nothing if this candidate does not lead.
     pub fn resign(&self) {
         if self.is_leader() {
             self.seat.resign.notify_one();

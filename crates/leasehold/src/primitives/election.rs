@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl Leasehold {
-    /// An election of one leader.
+    /// Returns an election of one leader.
     pub fn election(&self, name: impl AsRef<str>) -> Election {
         Election::new(self, name.as_ref())
     }
@@ -89,16 +89,16 @@ impl Election {
         self
     }
 
-    /// Sets a callback that runs each time this candidate stops leading, for whatever reason; it may block.
+    /// Sets a callback that runs each time this candidate stops leading; it may block.
     ///
-    /// It runs after `on_elected` has returned, possibly long after the loss; [`Lease::lost`] and
-    /// [`Candidate::is_leader`] report the loss at once.
+    /// It runs for every loss, whatever the reason, after `on_elected` has returned. This may be long after the loss;
+    /// [`Lease::lost`] and [`Candidate::is_leader`] report the loss at once.
     pub fn on_lost(mut self, call: impl Fn() + Send + Sync + 'static) -> Self {
         self.on_lost = Some(Arc::new(call));
         self
     }
 
-    /// Waits until elected and leads for one term. Releasing the guard resigns.
+    /// Waits until elected and returns the guard of the term. Release the guard to resign.
     ///
     /// # Cancel safety
     /// Dropping the future withdraws the candidate.
@@ -114,7 +114,9 @@ impl Election {
         self.published().try_acquire(Claim::LEADER).await
     }
 
-    /// Starts a candidate that campaigns in the background, and again after each loss, until it is stopped.
+    /// Starts a candidate that campaigns in the background until it is stopped.
+    ///
+    /// The candidate campaigns again after each loss.
     ///
     /// # Errors
     /// Fails if the name, the ttl or the backend cannot be used; `InvalidConfig` if `wait` or `max_tries` is set. Later
@@ -250,10 +252,11 @@ enum Reported {
 }
 
 impl Observer {
-    /// Waits for the next change and returns the new leader, or `Some(Ok(None))` if nobody leads now.
+    /// Waits for the next change and returns the new leader.
     ///
-    /// Returns `None` once the backend's stream of events has ended; an unreachable server is an error. After an error,
-    /// the next call pauses before it tries again, so a loop that only logs errors does not spin.
+    /// Returns `Some(Ok(None))` if nobody leads now, and `None` once the backend's stream of events has ended. An
+    /// unreachable server is an error. After an error, the next call pauses before it tries again, so a loop that only
+    /// logs errors does not spin.
     ///
     /// # Cancel safety
     /// May be dropped and called again: a change is never missed.

@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl Leasehold {
-    /// A lock for one holder at a time; [`write`](Self::write) is another name for it.
+    /// Returns a lock for one holder at a time; [`write`](Self::write) does the same.
     ///
     /// ```
     /// # use leasehold::Leasehold;
@@ -32,7 +32,7 @@ impl Leasehold {
         Lock::new(self, name.as_ref(), LockKind::Exclusive)
     }
 
-    /// The read side of a read-write lock: many readers at a time, and no writer.
+    /// Returns the read side of a read-write lock: many readers at a time, no writer.
     ///
     /// A waiting writer blocks later readers, so that it does not starve. Consecutive readers in the queue are admitted
     /// together.
@@ -58,14 +58,16 @@ impl Leasehold {
         Lock::new(self, name.as_ref(), LockKind::Shared)
     }
 
-    /// The write side of a read-write lock: one writer at a time, and no reader.
+    /// Returns the write side of a read-write lock: one writer at a time, no reader.
     ///
     /// This is the same lock as [`mutex`](Self::mutex) of that name.
     pub fn write(&self, name: impl AsRef<str>) -> Lock {
         Lock::new(self, name.as_ref(), LockKind::Exclusive)
     }
 
-    /// One of `limit` permits; [`Lock::permits`] takes several at once. Each holder has its own lease.
+    /// Returns a lock on one of the `limit` permits of a semaphore.
+    ///
+    /// [`Lock::permits`] takes several at once. Each holder has its own lease.
     ///
     /// All users of a name must agree on its limit. A request with another limit fails with an error that names both.
     ///
@@ -90,10 +92,11 @@ impl Leasehold {
     }
 }
 
-/// A mutex, one side of a read-write lock, or permits of a semaphore, on every machine that shares the backend.
+/// A mutex, one side of a read-write lock, or permits of a semaphore.
 ///
-/// [`Leasehold::mutex`], [`read`](Leasehold::read), [`write`](Leasehold::write) and
-/// [`semaphore`](Leasehold::semaphore) make one.
+/// All machines that use the same backend share the lock. [`Leasehold::mutex`],
+/// [`read`](Leasehold::read), [`write`](Leasehold::write) and
+/// [`semaphore`](Leasehold::semaphore) create one.
 ///
 /// # Promise
 /// At any time, no more guards are valid than the lock allows. This holds as long as
@@ -176,7 +179,7 @@ impl Lock {
     /// `Lost`, before a backend with a ttl can grant the lock to another holder.
     ///
     /// # Errors
-    /// The error of `work`, or an error of this crate converted to that type.
+    /// The error that `work` returned, or an error of this crate converted to `E`.
     ///
     /// ```
     /// # use leasehold::Leasehold;

@@ -9,12 +9,14 @@ use crate::{
     lease::{Busy, Claim, Grant, Holder, LeaseHandle, Lifetime, Metadata, Outcome, Released, Resource, Ttl},
 };
 
-/// A lease that is neither renewed nor released automatically; it ends when its ttl runs out.
+/// A lease that is neither renewed nor released automatically.
+///
+/// It ends when its ttl runs out.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Detached {
-    /// The lease as this process knows it. Whoever renews, releases or evicts it by its handle, in this process or
-    /// another, does not change this view; the next [`renew`](Lease::renew) finds out.
+    /// The lease as this process knows it. If the lease is evicted, or renewed or released by its handle, in this
+    /// process or another, this view does not change until the next [`renew`](Lease::renew).
     pub lease: Lease,
     /// The handle to find, renew or release the lease, in this process or another.
     pub handle: LeaseHandle,
@@ -291,22 +293,23 @@ macro_rules! lock_options {
             $self
         }
 
-        /// Sets how long a guard may hold the lease, no matter how often it is renewed; then the lease is lost. No limit
-        /// by default.
+        /// Sets how long a guard may hold the lease, however often it is renewed. The lease is lost after that time. No
+        /// limit by default.
         pub fn max_hold(mut $self, max_hold: std::time::Duration) -> Self {
             $options.max_hold = Some(max_hold);
             $self
         }
 
-        /// Sets the pauses between requests on a backend that cannot notify; 100 ms to 10 s by default.
+        /// Sets the pauses between requests on a backend that cannot notify waiters.
         ///
-        /// Each pause is random, up to a bound that doubles from `first` to `most`.
+        /// Each pause is random, up to a limit that doubles from `first` to `most`. The default is 100 ms to 10 s.
         pub fn backoff(mut $self, first: std::time::Duration, most: std::time::Duration) -> Self {
             $options.backoff = $crate::backend::Backoff::new(first, most);
             $self
         }
 
-        /// Sets how many requests to make on a backend that cannot notify; as many as fit into `wait` by default.
+        /// Sets how many requests to make on a backend that cannot notify waiters. By default, as many as fit into
+        /// `wait`.
         pub fn max_tries(mut $self, tries: u32) -> Self {
             $options.max_tries = Some(tries);
             $self
@@ -318,12 +321,12 @@ pub(crate) use lock_options;
 /// The option of those that can be held by several callers together.
 macro_rules! sharing_option {
     ($self:ident => $options:expr) => {
-        /// Lets callers of this [`Leasehold`](crate::Leasehold) with the same holder share one lease; off by default.
+        /// Lets callers with the same holder share one lease; off by default.
         ///
-        /// Without this option, two tasks of one process exclude each other. If both set it, they share one lease and
-        /// one fence. Every further acquire renews the lease, and the lease is released with its last guard. A request
-        /// for more than the shared lease holds, such as a write lock while it is a read lock, fails with
-        /// `Unsupported`.
+        /// Only callers of one [`Leasehold`](crate::Leasehold) can share a lease. Without this option, two tasks of one
+        /// process exclude each other. If both set it, they share one lease and one fence. Every further acquire renews
+        /// the lease, and the lease is released with its last guard. A request for more than the shared lease holds,
+        /// such as a write lock while it is a read lock, fails with `Unsupported`.
         pub fn shared_by_holder(mut $self) -> Self {
             $options.shared_by_holder = true;
             $self

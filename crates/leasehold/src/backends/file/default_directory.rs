@@ -22,16 +22,16 @@ const MACHINE: &str = "/var/lib/leasehold";
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DefaultDirectory {
-    /// One directory for the users of this machine; `leasehold init file: --group NAME` creates it.
+    /// The directory for all users of this machine. `leasehold init file: --group NAME` creates it.
     Machine(PathBuf),
     /// The user's own directory, because there is no machine-wide one.
     User(PathBuf),
 }
 
 impl DefaultDirectory {
-    /// Returns the directory that an operator can create for the whole machine: `/var/lib/leasehold`.
+    /// Returns the path of the machine-wide directory, which an operator can create.
     ///
-    /// Packagers and tests can name another one in `$LEASEHOLD_MACHINE_DIR`.
+    /// The path is `/var/lib/leasehold`; packagers and tests can name another one in `$LEASEHOLD_MACHINE_DIR`.
     pub fn of_machine() -> PathBuf {
         let named = env::var_os("LEASEHOLD_MACHINE_DIR").map(PathBuf::from);
         named.filter(|path| path.is_absolute()).unwrap_or_else(|| PathBuf::from(MACHINE))

@@ -88,7 +88,7 @@ pub struct FileBackend {
 }
 
 impl FileBackend {
-    /// Opens the directory, creating it if necessary, and registers this process in it.
+    /// Opens the directory, creates it if necessary, and registers this process in it.
     ///
     /// # Errors
     /// `Unsupported` if several machines may share the file system, or if the directory has an incompatible format;

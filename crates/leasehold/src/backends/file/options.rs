@@ -17,7 +17,7 @@ pub struct FileOptions {
     /// The namespace, which is the name of the subdirectory in use. Leases of different namespaces are independent.
     pub namespace: String,
     /// The mode of the files in a new directory; the directory itself also gets the matching `x` bits. `None` means
-    /// `0o600`, or in the machine-wide directory a mode that follows the mode of that directory.
+    /// `0o600`, except in the machine-wide directory, whose own mode then decides.
     ///
     /// An existing directory keeps its mode; it is an error to set another one.
     pub mode: Option<u32>,
@@ -36,7 +36,7 @@ impl FileOptions {
     /// directory, `$XDG_STATE_HOME/leasehold` or `$HOME/.local/state/leasehold`. See [`DefaultDirectory`].
     ///
     /// # Errors
-    /// `InvalidConfig` if the URL or the namespace cannot be used; for a URL without a path also as for
+    /// `InvalidConfig` if the URL or the namespace cannot be used. A URL without a path can also fail as in
     /// [`DefaultDirectory::find`].
     pub fn from_url(url: &str, namespace: &str, clock: Arc<dyn Clock>) -> Result<Self> {
         let mut url_options = UrlOptions::parse(url)?;

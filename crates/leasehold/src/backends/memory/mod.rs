@@ -35,9 +35,10 @@ pub struct MemoryBackend {
 }
 
 impl MemoryBackend {
-    /// Creates an instance on the store with this name and namespace, which the whole process shares.
+    /// Creates an instance on the store with this name and namespace.
     ///
-    /// The URL `memory:` uses the store with the name `""`. All instances of a store use the clock of the first.
+    /// The whole process shares that store. The URL `memory:` uses the store with the name `""`. All instances of a
+    /// store use the clock of the first.
     pub fn named(name: &str, namespace: &str, clock: Arc<dyn Clock>) -> Self {
         Self::on(Store::shared(name, namespace, clock))
     }
@@ -53,7 +54,7 @@ impl MemoryBackend {
         Self::on(Arc::clone(&self.store))
     }
 
-    /// Returns how many names the store has, including those that expired and were not removed yet.
+    /// Returns how many names the store has, including expired ones not yet removed.
     pub fn len(&self) -> usize {
         self.store.len()
     }

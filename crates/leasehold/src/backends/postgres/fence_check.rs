@@ -17,11 +17,11 @@ use crate::{Error, Fence, Resource, Result};
 /// The code of the error that `leasehold.guard` raises.
 const NOT_HELD: &str = "LH004";
 
-/// Checks a fence inside your transaction; nobody else gets the lock before the transaction ends.
+/// Checks inside your transaction that a lease is still held under its fence.
 ///
 /// If the data is in the same database as the locks, this prevents writes that come too late. The check fails if the
-/// lease is not held under this fence now. After that, nobody else is granted the lock until the transaction ends,
-/// even if the lease runs out meanwhile. The lease can still be renewed.
+/// lease is not held under this fence now. If the check succeeds, nobody else is granted the lock until the transaction
+/// ends, even if the lease runs out meanwhile. The lease can still be renewed.
 ///
 /// ```no_run
 /// # use leasehold::{Guard, backends::postgres::FenceCheck};
@@ -43,8 +43,9 @@ pub struct FenceCheck {
 }
 
 impl FenceCheck {
-    /// Creates a check that this resource is held under this fence, in the namespace `default` and the schema
-    /// `leasehold`.
+    /// Creates a check that this resource is held under this fence.
+    ///
+    /// The namespace is `default` and the schema is `leasehold`, unless you set others.
     pub fn new(resource: &Resource, fence: Fence) -> Self {
         let (namespace, schema) = (String::from("default"), String::from("leasehold"));
         Self { resource: resource.clone(), fence, namespace, schema }

@@ -74,9 +74,9 @@ impl PostgresBackend {
     /// Connects, checks the version of the schema and detects poolers.
     ///
     /// # Errors
-    /// `Unavailable` if the server cannot be reached or is a standby; `PermissionDenied` if it
-    /// refuses access; `InvalidConfig` if the schema is missing or has an unsuitable version;
-    /// `Unsupported` for `liveness=connection` through a pooler that shares connections.
+    /// `Unavailable` if the server cannot be reached or is a standby; `PermissionDenied` if it refuses access;
+    /// `InvalidConfig` if the schema is missing or has an unsuitable version; `Unsupported` for `liveness=connection`
+    /// if a pooler in between shares connections.
     pub async fn open(options: PostgresOptions) -> Result<Self> {
         let connector = Connector::new(options)?;
         let (first, notifications) = connector.connect_to_listen().await.map_err(Failure::error)?;

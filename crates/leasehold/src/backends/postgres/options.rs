@@ -147,8 +147,10 @@ impl PostgresOptions {
         Ok(options)
     }
 
-    /// Creates options from an existing configuration. `parameters` may contain those that
-    /// [`from_url`](Self::from_url) adds to the usual ones, such as `history=problems`.
+    /// Creates options from an existing configuration.
+    ///
+    /// `parameters` may contain the parameters that [`from_url`](Self::from_url) adds to
+    /// the usual ones, such as `history=problems`.
     ///
     /// ```
     /// use std::{sync::Arc, time::Duration};
@@ -175,7 +177,7 @@ impl PostgresOptions {
         Ok(options)
     }
 
-    /// Uses this TLS configuration instead of the `ssl…` parameters, unless `sslmode=disable` turns TLS off.
+    /// Uses this TLS configuration instead of the `ssl…` parameters. `sslmode=disable` still turns TLS off.
     #[must_use]
     pub fn tls_config(mut self, config: Arc<ClientConfig>) -> Self {
         if self.config.get_ssl_mode() == SslMode::Prefer {

@@ -60,9 +60,10 @@ pub struct Installed {
     pub now: i32,
 }
 
-/// Returns one SQL statement that does what [`install`] does to an empty database, for people who run it themselves.
+/// Returns one SQL statement that does what [`install`] does to an empty database.
 ///
-/// The statement neither begins nor commits a transaction, so a migration tool can run it inside one.
+/// Use it to install the schema by hand or with a migration tool. The statement neither begins nor commits a
+/// transaction, so it can run inside one.
 ///
 /// # Errors
 /// `InvalidConfig` if `expose` is not a plain name.
@@ -70,7 +71,7 @@ pub fn sql(options: &PostgresOptions, expose: Option<&str>) -> Result<String> {
     sql_since(options, expose, 0)
 }
 
-/// Like [`sql`], for a database that already has the version `installed`.
+/// Like [`sql`], for a database that already has version `installed` of the schema.
 ///
 /// # Errors
 /// `InvalidConfig` for a version that this library does not know.
@@ -81,16 +82,18 @@ pub fn sql_since(options: &PostgresOptions, expose: Option<&str>, installed: i32
     statement(options, expose, installed)
 }
 
-/// Returns one SQL statement that removes the schema with all leases and their history, and the functions and views
-/// that [`install`] exposed in other schemas.
+/// Returns one SQL statement that removes the schema, all leases and their history.
 ///
-/// An object in another schema is removed only if its comment marks it as exposed and it belongs to the role that runs
-/// the statement or to the owner of the schema.
+/// It also removes the functions and views that [`install`] exposed in other schemas. An object in another schema is
+/// removed only if its comment marks it as exposed and it belongs to the role that runs the statement or to the owner
+/// of the schema.
 pub fn uninstall_sql(options: &PostgresOptions) -> String {
     named(UNINSTALL, &options.schema)
 }
 
-/// Creates the schema or updates it to the newest version; safe to repeat and to run concurrently.
+/// Creates the schema or updates it to the newest version.
+///
+/// Calls are safe to repeat and to run concurrently.
 ///
 /// If `expose` names another schema, such as `public`, this also creates wrapper functions and views there, for
 /// callers that do not name a schema, such as `PostgREST`.

@@ -60,7 +60,9 @@ use crate::{
 /// Renewals in one call: a few milliseconds of the server's time.
 const RENEW_BATCH: usize = 500;
 
-/// A backend that keeps leases on a Redis server, in a cluster, or on the server that the sentinels name.
+/// A backend that keeps leases on a Redis server or in a cluster.
+///
+/// With sentinels, it uses the server that they report as the master.
 ///
 /// Open it inside a Tokio runtime with I/O and time enabled; it works only while that runtime runs.
 pub struct RedisBackend {

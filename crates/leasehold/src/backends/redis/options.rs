@@ -7,7 +7,7 @@ use redis::{ConnectionInfo, IntoConnectionInfo};
 use super::url;
 use crate::{Error, Result, clock::Clock};
 
-/// Which servers have the leases, and how to reach them.
+/// Which servers store the leases, and how to reach them.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct RedisOptions {
@@ -19,7 +19,7 @@ pub struct RedisOptions {
     pub user: Option<String>,
     /// The password; `Debug` hides it.
     pub password: Option<String>,
-    /// Supplies user and password for each connection, replacing the two fields above.
+    /// Supplies the user name and password of each connection, replacing the two fields above.
     pub credentials: Option<Credentials>,
     /// The user name for the sentinels, which have an access list of their own; none by default.
     pub sentinel_user: Option<String>,
@@ -74,12 +74,16 @@ impl fmt::Display for Address {
     }
 }
 
-/// Supplies user and password for each new connection, for tokens that expire or passwords that change.
+/// Supplies the user name and password of each new connection.
+///
+/// Use it for tokens that expire and passwords that change.
 #[derive(Clone)]
 pub struct Credentials(Arc<dyn Fn() -> (Option<String>, Option<String>) + Send + Sync>);
 
 impl Credentials {
-    /// Uses the user and password that `current` returns for each new connection; `current` must not block.
+    /// Creates credentials that call `current` for each new connection.
+    ///
+    /// `current` returns the user name and the password. It must not block.
     pub fn new(current: impl Fn() -> (Option<String>, Option<String>) + Send + Sync + 'static) -> Self {
         Self(Arc::new(current))
     }
@@ -205,8 +209,10 @@ impl RedisOptions {
         }
     }
 
-    /// Parses a URL: `redis://[user[:password]@]host[:port][/database]`, `redis+unix:///path/to/socket`,
-    /// `redis+sentinel://host,host/master[/database]` or `redis+cluster://host,host`.
+    /// Parses a URL.
+    ///
+    /// The forms are `redis://[user[:password]@]host[:port][/database]`, `redis+unix:///path/to/socket`,
+    /// `redis+sentinel://host,host/master[/database]` and `redis+cluster://host,host`.
     ///
     /// Write `rediss` instead of `redis` to use TLS; `valkey` means the same as `redis`. Without a `host`, the URL
     /// means `localhost`. The password may also come from `password_file=`, `password_env=` or `REDISCLI_AUTH`. The
@@ -218,7 +224,7 @@ impl RedisOptions {
         url::parse(url, namespace)
     }
 
-    /// Creates options for the server of an existing `redis::Client`, or of any other connection info.
+    /// Creates options from connection info, such as that of an existing `redis::Client`.
     ///
     /// ```no_run
     /// use leasehold::{Leasehold, backends::redis::{RedisBackend, RedisOptions}};
@@ -231,7 +237,7 @@ impl RedisOptions {
     /// ```
     ///
     /// # Errors
-    /// `InvalidConfig` if this is not connection info.
+    /// `InvalidConfig` if `info` cannot be converted to connection info.
     pub fn from_connection_info(info: impl IntoConnectionInfo, namespace: &str) -> Result<Self> {
         let invalid = |error| Error::invalid_config("this connection info cannot be used").caused_by(error);
         let info = info.into_connection_info().map_err(invalid)?;

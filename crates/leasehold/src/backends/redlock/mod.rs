@@ -1,28 +1,28 @@
 //! `redlock://`: a majority of independent nodes as one backend, with fences.
 //!
-//! A [`Quorum`] asks a majority of its nodes for a lease. If they do not all grant it, it
-//! asks the others, too; if they do, the others get the lease a little later. The majority
-//! decides. Any backend can be a node.
+//! A [`Quorum`] asks a majority of its nodes for a lease. If one of them does not grant it,
+//! the quorum asks the other nodes, too. If all of them grant it, the quorum adds the lease
+//! to the other nodes a little later. The majority decides. Any backend can be a node.
 //!
 //! # Promise
 //! - A lease is held if a majority of the nodes holds it. A minority of the nodes may
 //!   be down, slow or cut off. If fewer than a majority answer, every call fails within
 //!   a few times the node limit, with an error that names the nodes.
 //! - A node that hangs is left out until it answers again, so that nobody else waits for it.
-//! - If a round fails, whatever some nodes granted in it is released before the failure
-//!   is reported or another round begins, even if the caller is gone.
+//! - If a round fails, the leases that some nodes granted in it are released before the
+//!   failure is reported or another round begins, even if the caller is gone.
 //! - Fences rise. A lease is granted only when a majority has stored exactly its fence,
 //!   so every later grant has a higher fence, whatever the clocks do, as long as no node
 //!   loses its data. A node that may have lost data, because it was restarted, flushed or
 //!   replaced, has no vote until all leases that it may have lost have ended and its own
 //!   clock has passed their fences. A node that does not report how long it has kept its
 //!   data never has a vote.
-//! - Semaphores never exceed their capacity: before some of the permits are granted, the
-//!   permits in use are counted across a majority.
+//! - Semaphores never exceed their capacity: before a request for fewer than all permits is
+//!   granted, the quorum counts the permits in use across a majority.
 //!
 //! # Fairness
 //! All waiters queue at one node, the first in the list that answers, and are served in the
-//! order of its queue. If another node takes its place, the order may change. So no
+//! order of its queue. If another node takes its place, the order may change. Therefore no
 //! order is promised.
 
 mod acquire;

@@ -26,7 +26,9 @@ pub(super) enum Source {
 }
 
 impl Member {
-    /// Creates a node with this backend and a name for error messages, such as its host and port.
+    /// Creates a node with this backend.
+    ///
+    /// Error messages show `name`, for example the host and port of the node.
     pub fn new(name: impl Into<String>, backend: Arc<dyn Backend>) -> Self {
         Self { name: name.into(), source: Source::Backend(backend) }
     }
@@ -42,7 +44,9 @@ pub struct QuorumOptions {
 }
 
 impl QuorumOptions {
-    /// Creates the default options: 50 ms for each node, ttls of up to 60 s, the machine's clocks.
+    /// Creates the default options.
+    ///
+    /// Each node has 50 ms to answer, the longest ttl is 60 s, and the clocks are the machine's own.
     pub fn new() -> Self {
         Self {
             node_limit: Duration::from_millis(50),

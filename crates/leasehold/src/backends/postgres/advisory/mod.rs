@@ -4,10 +4,10 @@
 //! and released when that commits or rolls back. The transaction cannot commit
 //! after it has lost the lock, so use this if all the data is in the same database.
 //!
-//! *Session level*, [`Advisory`]: the lock is held as long as one database
-//! connection lives. It has no fence, no queue and no holder to look up, and the
-//! server may notice that the connection broke before the process does. A mutex of
-//! this crate promises more.
+//! *Session level*, [`Advisory`]: the lock is held as long as one database connection
+//! lives. It has no fence, no queue and no holder to look up, and the server may notice
+//! that the connection broke before the process does. A [`mutex`](crate::Leasehold::mutex)
+//! has a fence, a queue and a visible holder.
 //!
 //! Both accept names as well as the numbers that `pg_advisory_lock` takes; see [`Key`].
 
@@ -22,7 +22,9 @@ pub use self::{
     transaction::{lock_in, lock_in_as, try_lock_in, try_lock_in_as},
 };
 
-/// Returns the key of the lock on this name: the first 15 hex digits of the SHA-256 hash of its UTF-8 bytes.
+/// Returns the key of the lock on this name.
+///
+/// The key is the number that the first 15 hex digits of the SHA-256 hash of the name's UTF-8 bytes form.
 ///
 /// ```
 /// assert_eq!(leasehold::backends::postgres::advisory::key("job:123"), 614867089669398140);

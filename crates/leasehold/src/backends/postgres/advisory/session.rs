@@ -64,7 +64,7 @@ impl Advisory {
     /// Connects to the server of this `postgres://` URL.
     ///
     /// # Errors
-    /// `Unsupported` through a pooler that shares connections; otherwise as for
+    /// `Unsupported` if a pooler in between shares connections; otherwise as for
     /// [`Leasehold::connect`](crate::Leasehold::connect).
     pub async fn connect(url: &str) -> Result<Self> {
         Self::connect_with_limit(url, Self::LIMIT).await
@@ -295,7 +295,7 @@ impl AdvisoryGuard {
         self.key
     }
 
-    /// Fails once this process has noticed that the connection broke; the lock is lost then.
+    /// Fails once this process has noticed that the connection broke. The lock is then lost.
     ///
     /// # Errors
     /// `Unavailable` if the connection broke.
@@ -308,7 +308,7 @@ impl AdvisoryGuard {
         Ok(())
     }
 
-    /// Releases the lock; returns `false` if the server no longer held it for this connection.
+    /// Releases the lock. Returns `false` if the server no longer held it for this connection.
     ///
     /// # Errors
     /// Fails if the server cannot be reached or does not answer.

@@ -40,7 +40,7 @@ pub async fn lock_in_as<K: Into<Key>>(
     Ok(())
 }
 
-/// Locks all of these names or keys until the transaction ends, or none of them; returns `false` if one is taken.
+/// Locks all of these names or keys until the transaction ends, or none of them. Returns `false` if one is taken.
 ///
 /// # Errors
 /// As for [`lock_in`].
