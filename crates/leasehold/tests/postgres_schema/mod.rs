@@ -18,8 +18,11 @@ pub fn options(url: &str) -> PostgresOptions {
 
 /// Installs the schema of a URL, on a thread of its own: the caller may be a task.
 pub fn install_schema(url: &str, expose: Option<&str>) -> Result<Installed> {
-    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-    thread::scope(|scope| scope.spawn(|| runtime.block_on(install(options(url), expose))).join().unwrap())
+    let install = || {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(install(options(url), expose))
+    };
+    thread::scope(|scope| scope.spawn(install).join().unwrap())
 }
 
 /// A server of this test's own, with these settings and the schema.
