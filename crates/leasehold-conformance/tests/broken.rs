@@ -21,7 +21,7 @@ use leasehold::{
     clock::{Clock, SystemClock},
     lease::{
         Busy, EndedLease, Event, EventKind, Evicted, Grant, HistoryFilter, LeaseId, LeaseKey, LeaseState, ListFilter,
-        Names, Outcome, Page, Released, Standing, Timestamp,
+        Names, Outcome, Page, QueuePosition, Released, Standing, Timestamp,
     },
 };
 use leasehold_conformance::{Fixture, failures};
@@ -50,6 +50,7 @@ enum Flaw {
     PagesBeginAnew,
     EventsWithoutWaiters,
     MissesInSilence,
+    DemotesHolders,
     /// The rest concern backends that see the death of a process.
     TrustsIdsOfTheDead,
     ConfirmsByItself,
@@ -76,6 +77,7 @@ const FLAWS: &[(Flaw, &str)] = &[
     (Flaw::PagesBeginAnew, "in pages"),
     (Flaw::EventsWithoutWaiters, "a follower sees everything"),
     (Flaw::MissesInSilence, "misses nothing in silence"),
+    (Flaw::DemotesHolders, "one call renews many"),
     #[cfg(target_os = "linux")]
     (Flaw::TrustsIdsOfTheDead, "an instance that is gone"),
     #[cfg(target_os = "linux")]
@@ -212,6 +214,14 @@ impl Backend for Broken {
             }
         }
         let mut answer = self.sound.renew(&renewals).await?;
+        if self.flaw == Flaw::DemotesHolders {
+            let waiting = Standing::Waiting(QueuePosition::new(0, Fence::default(), None));
+            answer
+                .value
+                .iter_mut()
+                .filter(|standing| matches!(standing, Standing::Holding(_)))
+                .for_each(|s| *s = waiting);
+        }
         if matches!(self.flaw, Flaw::RenewingRevives | Flaw::TrustsIdsOfTheDead) {
             for standing in &mut answer.value {
                 if *standing == Standing::Gone {

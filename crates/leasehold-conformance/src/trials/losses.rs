@@ -9,7 +9,7 @@ use std::{
 };
 
 use leasehold::{
-    Leasehold,
+    ErrorKind, Leasehold,
     backend::Backend,
     lease::{ListFilter, Names, Released},
 };
@@ -99,6 +99,33 @@ pub(super) async fn lost_request(context: TrialContext) {
     let guard = one.mutex("x").acquire().await.expect("it is asked again");
     assert_eq!(left(&truth).await, 1);
     guard.release().await.expect("an answer");
+}
+
+pub(super) async fn unanswered_try(context: TrialContext) {
+    let truth = context.locks().await;
+    let (faulty, one) = faulty(&context).await;
+    let gate = faulty.hold_requests_of(BackendCall::Acquire);
+    let lock = one.mutex("x").ttl(SOON * 6);
+    let tried = time::timeout(SOON, lock.try_acquire()).await;
+    let error = tried.expect("a try has a limit of its own").expect_err("nobody can say");
+    assert!(error.outcome_unknown(), "{error}");
+    gate.open();
+    soon("nothing is left", async || left(&truth).await == 0).await;
+    truth.mutex("x").acquire().await.expect("it is free").release().await.expect("an answer");
+}
+
+pub(super) async fn unanswered_list(context: TrialContext) {
+    let truth = context.locks().await;
+    let (faulty, one) = faulty(&context).await;
+    let held = truth.mutex("x").acquire().await.expect("it is free");
+    let gate = faulty.hold_requests_of(BackendCall::List);
+    let lock = one.mutex("x").wait(Duration::from_millis(500));
+    let waited = time::timeout(SOON, lock.acquire()).await;
+    let error = waited.expect("it ends when it promised").expect_err("another holds");
+    assert_eq!(error.kind(), ErrorKind::WaitElapsed, "{error}");
+    gate.open();
+    held.release().await.expect("an answer");
+    soon("nothing is left", async || left(&truth).await == 0).await;
 }
 
 pub(super) async fn doubled_request(context: TrialContext) {

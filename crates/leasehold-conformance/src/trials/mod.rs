@@ -142,6 +142,8 @@ pub(crate) fn all() -> Vec<Trial> {
             Trial::new("program: a lost ask is asked again", losses::lost_request),
             Trial::new("program: an ask done twice is one lease", losses::doubled_request),
             Trial::new("program: a lost reply to a release frees all the same", losses::lost_release),
+            Trial::new("program: a try ends though the backend does not answer", losses::unanswered_try),
+            Trial::new("program: a wait ends on time though nobody says who holds", losses::unanswered_list),
             Trial::new("program: a cut shorter than the lease loses nothing", losses::short_cut),
             Trial::new("program: chance loses no lock and leaves nothing", losses::chance),
         ],
