@@ -173,6 +173,7 @@ fn work(
         min_hold: Duration::ZERO,
         inherit: !args.child.no_inherit,
         place: context.settings.shown_url(),
+        job: None,
         runs_until_asked: true,
     }
 }

@@ -193,9 +193,6 @@ async fn attempt(
         )));
     }
     let done = work(context, &plan, &guards, &outers, &locks).run(&locks, guards, signals, output).await;
-    if done.outcome == RunOutcome::Completed {
-        runs::succeeded(&locks, &plan.request.resource, output).await;
-    }
     finish(&plan, done, report)
 }
 
@@ -218,6 +215,7 @@ fn work(
         min_hold: plan.args.min_hold.unwrap_or_default(),
         inherit: !plan.args.child.no_inherit,
         place: context.settings.shown_url(),
+        job: Some(plan.request.resource.clone()),
         runs_until_asked: false,
     }
 }

@@ -3,7 +3,7 @@
 use std::{os::fd::OwnedFd, time::Duration};
 
 use leasehold::{
-    ErrorKind, Guard, Lease, Leasehold, Loss, Outcome,
+    ErrorKind, Guard, Lease, Leasehold, Loss, Outcome, Resource,
     clock::{Clock, SystemClock},
     lease::{EndedLease, Ending, HistoryFilter, Moment, Names, Released},
 };
@@ -11,7 +11,7 @@ use leasehold_supervise::{
     Cause, ChildEnd, Launch, Limits, NotStarted, Notice, Signals, Status, Straggler, Stragglers, signal_name, supervise,
 };
 
-use super::{report::RunOutcome, supervisor_entry};
+use super::{report::RunOutcome, runs, supervisor_entry};
 use crate::{
     command_ended,
     duration::{Brief, Measured},
@@ -46,6 +46,8 @@ pub(crate) struct Work {
     pub(crate) inherit: bool,
     /// The backend, as anybody may see it.
     pub(crate) place: String,
+    /// The name under which a success is recorded, if it is.
+    pub(crate) job: Option<Resource>,
     /// Whether a command that ends because we were asked to end has done its work: a leader has, a job has not.
     pub(crate) runs_until_asked: bool,
 }
@@ -100,14 +102,16 @@ impl Work {
             say_who_evicted(locks, &leases, &mut done, output).await;
             return done;
         }
-        if let Some(ended) = &done.ended {
-            self.keep_for_min_hold(ended.status, &leases, acquired, signals, output).await;
-        }
+        let is_recorded = self.keep_for_min_hold(locks, &done, &leases, acquired, signals, output).await;
         let outcome = self.outcome_of(&done);
         self.release(guards, outcome, &mut done, output).await;
         done.held = SystemClock.now().since(acquired);
-        if done.outcome == RunOutcome::Lost {
-            say_who_evicted(locks, &leases, &mut done, output).await;
+        match &self.job {
+            _ if done.outcome == RunOutcome::Lost => say_who_evicted(locks, &leases, &mut done, output).await,
+            Some(job) if done.outcome == RunOutcome::Completed && !is_recorded => {
+                runs::succeeded(locks, job, output).await;
+            }
+            _ => {}
         }
         done
     }
@@ -265,20 +269,23 @@ impl Work {
         done
     }
 
-    /// Waits out the shortest hold, unless the lock goes or somebody wants us to end.
+    /// Waits out the shortest hold, unless the lock goes or somebody wants us to end. Returns whether a success was
+    /// recorded meanwhile: whoever kills us in the hold does not undo what the command has done.
     async fn keep_for_min_hold(
         &self,
-        status: Status,
+        locks: &Leasehold,
+        done: &WorkResult,
         leases: &[Lease],
         acquired: Moment,
         signals: &mut Signals,
         output: &Output,
-    ) {
+    ) -> bool {
         let (now, until) = (SystemClock.now(), acquired.after(self.min_hold));
         if now >= until {
-            return;
+            return false;
         }
-        let Some(lease) = leases.first() else { return };
+        let (Some(lease), Some(ended)) = (leases.first(), &done.ended) else { return false };
+        let status = ended.status;
         let left = until.since(now);
         let line = Line::detail(
             "min_hold",
@@ -293,10 +300,19 @@ impl Work {
         .with("lock", lease.resource().as_str());
         let is_worth_a_word = output.style().is_terminal && left > EXPLAIN_AFTER;
         output.print(if is_worth_a_word { line.at(Level::Normal) } else { line });
+        let mut is_recorded = false;
         let keep = async {
+            let mut are_held = true;
             for lease in leases {
                 let metadata = command_ended::mark(lease.metadata(), status, self.min_hold);
-                let _looks_as_if_it_ran = lease.set_metadata(metadata).await;
+                // Without the mark it looks as if the command ran.
+                are_held &= lease.set_metadata(metadata).await.is_ok();
+            }
+            if let Some(job) = &self.job
+                && done.outcome == RunOutcome::Completed
+                && are_held
+            {
+                is_recorded = runs::record_success(locks, job).await.is_ok();
             }
             SystemClock.alarm_at(until).await;
         };
@@ -306,6 +322,7 @@ impl Work {
             _signal = signals.next_ending() => {}
             _loss = lease.lost() => {}
         }
+        is_recorded
     }
 
     /// Gives the leases back, the last taken first, and tells what was found.
@@ -515,6 +532,7 @@ mod tests {
             min_hold: Duration::ZERO,
             inherit: false,
             place: String::from("memory:"),
+            job: None,
             runs_until_asked: false,
         };
         let mut signals = Signals::catch().unwrap();
