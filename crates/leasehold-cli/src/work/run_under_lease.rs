@@ -147,9 +147,9 @@ impl Work {
             .with("lock", lock(lease)),
             Notice::Stopping { cause: Cause::Lost(loss), signal, grace } => {
                 let how = stopping(&signal.to_string(), grace);
-                let which = leases.iter().position(|lease| lease.check().is_err()).unwrap_or(0);
-                lost(&leases[which], loss, &format!("Stopping {command} ({how})"))
+                lost(lost_one(leases), loss, &format!("Stopping {command} ({how})"))
             }
+            Notice::FoundLost { loss } => lost_before_the_end(lost_one(leases), loss, &command),
             Notice::Stopping { cause: Cause::MaxHold, grace, .. } => Line::new(
                 "max_hold",
                 format!(
@@ -368,12 +368,7 @@ impl Work {
 
     fn found_gone(&self, lease: &Lease, done: &mut WorkResult, output: &Output) {
         let loss = lease.loss().unwrap_or(Loss::Gone);
-        let name = lease.resource();
-        output.print(
-            Line::lost(format!("{name}: {} before {} had ended", loss_message(loss), self.launch.name()))
-                .with("lock", name.as_str())
-                .with("reason", loss.as_str()),
-        );
+        output.print(lost_before_the_end(lease, loss, &self.launch.name()));
         done.exit_code = exit::LOST;
         done.outcome = RunOutcome::Lost;
         done.reason = Some(loss.as_str().to_owned());
@@ -414,6 +409,19 @@ pub(crate) fn lost(lease: &Lease, loss: Loss, what: &str) -> Line {
     Line::lost(format!("{name}: {}. {what}", loss_message(loss)))
         .with("lock", name.as_str())
         .with("reason", loss.as_str())
+}
+
+/// `LOST x: not renewed in time before ./reindex had ended`
+fn lost_before_the_end(lease: &Lease, loss: Loss, command: &str) -> Line {
+    let name = lease.resource();
+    Line::lost(format!("{name}: {} before {command} had ended", loss_message(loss)))
+        .with("lock", name.as_str())
+        .with("reason", loss.as_str())
+}
+
+/// The first that is lost by now.
+fn lost_one(leases: &[Lease]) -> &Lease {
+    leases.iter().find(|lease| lease.check().is_err()).unwrap_or(&leases[0])
 }
 
 /// What the history has of the eviction of this lease. `file:` notifies the holder before it writes the history, so it
