@@ -89,7 +89,7 @@ impl Work {
             Ok(ended) => ended,
             Err(NotStarted::Lost(loss)) => {
                 let mut done = self.lost_before(loss, &leases, acquired, output);
-                say_who_evicted(locks, &leases, &mut done, output).await;
+                say_who_ended(locks, &leases, &mut done, output).await;
                 return done;
             }
             Err(NotStarted::Failed(error)) => return self.not_started(&error, guards, acquired, output).await,
@@ -99,7 +99,7 @@ impl Work {
             // A lease that is gone has nothing to give back. One that was only close to its end is let go in the
             // background: the command is dead, and nobody shall wait for us.
             drop(guards);
-            say_who_evicted(locks, &leases, &mut done, output).await;
+            say_who_ended(locks, &leases, &mut done, output).await;
             return done;
         }
         let is_recorded = self.keep_for_min_hold(locks, &done, &leases, acquired, signals, output).await;
@@ -107,7 +107,7 @@ impl Work {
         self.release(guards, outcome, &mut done, output).await;
         done.held = SystemClock.now().since(acquired);
         match &self.job {
-            _ if done.outcome == RunOutcome::Lost => say_who_evicted(locks, &leases, &mut done, output).await,
+            _ if done.outcome == RunOutcome::Lost => say_who_ended(locks, &leases, &mut done, output).await,
             Some(job) if done.outcome == RunOutcome::Completed && !is_recorded => {
                 runs::succeeded(locks, job, output).await;
             }
@@ -376,14 +376,28 @@ impl Work {
     }
 }
 
-/// Says who took a lock away and why, if the history has it.
-async fn say_who_evicted(locks: &Leasehold, leases: &[Lease], done: &mut WorkResult, output: &Output) {
+/// Says who took a lock away and why, or that somebody gave it back, if the history has it.
+async fn say_who_ended(locks: &Leasehold, leases: &[Lease], done: &mut WorkResult, output: &Output) {
     for lease in leases {
-        let Some(details) = who_evicted(locks, lease).await else { continue };
-        done.reason = Some(Loss::Evicted.as_str().to_owned());
-        done.details = Some(format!("{}: {details}", loss_message(Loss::Evicted)));
-        output.print(evicted(lease, &details));
+        if let Some(details) = who_evicted(locks, lease).await {
+            done.reason = Some(Loss::Evicted.as_str().to_owned());
+            done.details = Some(format!("{}: {details}", loss_message(Loss::Evicted)));
+            output.print(evicted(lease, &details));
+        } else if lease.loss() == Some(Loss::Gone) && was_released(locks, lease).await {
+            let name = lease.resource();
+            let words =
+                format!("{name} was released, with its handle: by the command, which has it (LEASEHOLD_LEASE)?");
+            output.print(Line::new("released_by_handle", words).with("lock", name.as_str()));
+        }
     }
+}
+
+/// Whether the history has that this lease was released, which its holder did not do.
+async fn was_released(locks: &Leasehold, lease: &Lease) -> bool {
+    let filter = HistoryFilter::new(Names::Exactly(lease.resource().clone())).limit(1000);
+    let Ok(Ok(history)) = tokio::time::timeout(HISTORY_LIMIT, locks.history(&filter)).await else { return false };
+    let ended = history.iter().find(|ended| ended.fence == Some(lease.fence()));
+    ended.is_some_and(|ended| matches!(ended.ending, Ending::Released | Ending::Failed))
 }
 
 /// Who took this lease away and why, if somebody did and the history has it.
