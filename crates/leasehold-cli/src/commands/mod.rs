@@ -32,7 +32,7 @@ use crate::{
     exit::{self, CommandError, Result},
     output::{Line, Output},
     redact,
-    settings::Settings,
+    settings::{Level, Settings},
     shell,
     variables::environment,
     work::{connect_retry::ConnectRetry, lock_request::WaitLimit},
@@ -156,7 +156,10 @@ impl CommandContext<'_> {
             builder.connect(&settings.url).await
         });
         let locks = connected.await.map_err(|error| self.advise(connect_retry.failure(error)))?;
-        if let Some(directory) = settings.user_only_notice() {
+        // JSON has every step of the work, which this is not.
+        if let Some(directory) = settings.user_only_notice()
+            && self.output.style().level >= Level::Verbose
+        {
             self.output.print(Line::detail("place", directory.sentence()));
         }
         self.output.print(Line::debug(format!(
