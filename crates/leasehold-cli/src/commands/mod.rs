@@ -23,7 +23,10 @@ mod unknown_lock;
 mod version;
 mod watch;
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 use leasehold::{Holder, Leasehold, backends::file::DefaultDirectory};
 
@@ -185,6 +188,20 @@ impl CommandContext<'_> {
             Some(Ok(DefaultDirectory::User(_))) if failure.code == exit::NO_PERMISSION => failure.hint(own_directory_hint()),
             _ => failure,
         }
+    }
+
+    /// What to type where a line for a shell was given as a program.
+    pub(crate) fn shell_hint(&self, verb: &str, name: &str, command: &[OsString]) -> Option<String> {
+        let (program, rest) = command.split_first()?;
+        let text = program.to_str()?;
+        let is_for_a_shell = text.contains(|c: char| c.is_whitespace() || ";|&><$".contains(c));
+        if !is_for_a_shell || Path::new(program).exists() {
+            return None;
+        }
+        // The arguments may hold secrets.
+        let line = if rest.is_empty() { text.to_owned() } else { format!("{text} …") };
+        let words = format!("{verb} {} -c {}", shell::word(name), shell::word(&line));
+        Some(format!("for a shell command: {}", self.settings.command(&words)))
     }
 
     fn without_secrets(&self, failure: CommandError) -> CommandError {

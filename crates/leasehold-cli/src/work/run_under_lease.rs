@@ -48,6 +48,8 @@ pub(crate) struct Work {
     pub(crate) place: String,
     /// The name under which a success is recorded, if it is.
     pub(crate) job: Option<Resource>,
+    /// What to type instead if there is no such program, where that is known.
+    pub(crate) if_not_found: Option<String>,
     /// Whether a command that ends because we were asked to end has done its work: a leader has, a job has not.
     pub(crate) runs_until_asked: bool,
 }
@@ -255,7 +257,11 @@ impl Work {
         output: &Output,
     ) -> WorkResult {
         let words = format!("cannot run {}: {}", self.launch.name(), bare(error));
-        output.print(Line::new("exec_failed", words).at(Level::Quiet));
+        let line = Line::new("exec_failed", words).at(Level::Quiet);
+        output.print(match &self.if_not_found {
+            Some(hint) if error.kind() == std::io::ErrorKind::NotFound => line.hint(hint),
+            _ => line,
+        });
         let mut done = WorkResult {
             exit_code: exit::of_exec(error),
             outcome: RunOutcome::ExecFailed,
@@ -555,6 +561,7 @@ mod tests {
             inherit: false,
             place: String::from("memory:"),
             job: None,
+            if_not_found: None,
             runs_until_asked: false,
         };
         let mut signals = Signals::catch().unwrap();
