@@ -19,7 +19,7 @@ mod work;
 use std::{env, ffi::OsString, process::ExitCode};
 
 use clap::{
-    CommandFactory, Parser,
+    Parser,
     error::{ContextKind, ContextValue, ErrorKind},
 };
 
@@ -30,6 +30,10 @@ use self::{
     settings::OutputStyle,
     variables::environment,
 };
+
+/// What Rust says of something that is no number.
+const NO_DIGIT: &str = "invalid digit found in string";
+const NO_TEXT: &str = "cannot parse integer from empty string";
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
@@ -67,7 +71,8 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
             return exit::OK;
         }
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand if args.len() <= 1 => {
-            let _reader_left = Cli::command().print_help();
+            // Nobody asked for it: a script that forgot its arguments must not read it as an answer.
+            let _reader_left = error.print();
             return exit::USAGE;
         }
         _ => {}
@@ -78,7 +83,11 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
         lines.join(" ")
     });
     let message = paragraphs.next().unwrap_or_default();
-    let message = message.strip_prefix("error: ").unwrap_or(&message).to_owned();
+    let message = message.strip_prefix("error: ").unwrap_or(&message);
+    let message = match message.strip_suffix(NO_DIGIT).or_else(|| message.strip_suffix(NO_TEXT)) {
+        Some(message) => format!("{message}write a number"),
+        None => message.to_owned(),
+    };
     let tip = paragraphs.find_map(|paragraph| tip(&paragraph)).or_else(|| usage::similar_command(error));
     let invalid = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(word)) if error.kind() == ErrorKind::UnknownArgument => word.as_str(),
@@ -92,6 +101,9 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
             "a lease goes by its handle: --lease HANDLE, as `leasehold acquire` printed it; `leasehold evict NAME` takes a \
              lock away from whoever holds it",
         ),
+        Some("evict") if error.kind() == ErrorKind::MissingRequiredArgument && message.contains("--fence") => {
+            usage::fence_hint(args)
+        }
         Some(command) => format!("see: leasehold {command} --help"),
         None => String::from("see: leasehold --help"),
     };

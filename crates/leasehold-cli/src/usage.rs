@@ -10,6 +10,7 @@ use clap::{
 use crate::{
     args::{Cli, LogFormat},
     exit::CommandError,
+    shell::word,
 };
 
 /// All that is said about global options below the help of one command.
@@ -56,6 +57,21 @@ pub(crate) fn name_first(place_flags: &str) -> CommandError {
 
 /// The command of a rejected command line, which may stand behind global options and their values.
 pub(crate) fn command_name(args: &[OsString]) -> Option<&str> {
+    command_at(args).and_then(|at| args[at].to_str())
+}
+
+/// The command that shows the fence, where `evict` was not given one.
+pub(crate) fn fence_hint(args: &[OsString]) -> String {
+    let at = command_at(args).unwrap_or_default();
+    let quoted =
+        |words: &[OsString]| words.iter().map(|typed| word(&typed.to_string_lossy()) + " ").collect::<String>();
+    let name = args.get(at + 1).map(|name| name.to_string_lossy()).filter(|name| !name.starts_with('-'));
+    let name = name.map_or_else(|| String::from("NAME"), |name| word(&name));
+    format!("see the fence: leasehold {}inspect {name}", quoted(args.get(1..at).unwrap_or_default()))
+}
+
+/// The place of the command in a rejected command line.
+fn command_at(args: &[OsString]) -> Option<usize> {
     let command = Cli::command();
     let is_named = |arg: &clap::Arg, flag: &str| {
         arg.get_long().is_some_and(|long| flag.strip_prefix("--") == Some(long))
@@ -63,12 +79,13 @@ pub(crate) fn command_name(args: &[OsString]) -> Option<&str> {
     };
     let takes_value =
         |flag: &str| command.get_arguments().any(|arg| arg.get_action().takes_values() && is_named(arg, flag));
-    let mut words = args.iter().skip(1).map(|word| word.to_str()).take_while(|word| *word != Some("--"));
-    while let Some(word) = words.next() {
+    let words = args.iter().enumerate().skip(1).map(|(at, word)| (at, word.to_str()));
+    let mut words = words.take_while(|(_, word)| *word != Some("--"));
+    while let Some((at, word)) = words.next() {
         match word {
             Some(flag) if takes_value(flag) => drop(words.next()),
             Some(flag) if flag.starts_with('-') => {}
-            word => return word.filter(|word| command.find_subcommand(word).is_some()),
+            word => return word.filter(|word| command.find_subcommand(word).is_some()).map(|_| at),
         }
     }
     None

@@ -378,6 +378,21 @@ fn a_command_whose_run_is_stopped_is_dead_before_its_lease_ends() {
     assert!(!ran.stderr.contains("cannot renew") && !ran.stderr.contains("0ms"), "{ran:?}");
 }
 
+#[test]
+fn one_who_goes_on_after_a_stop_that_outlasted_its_lease_is_told_of_the_loss() {
+    let (sandbox, server) = (Sandbox::new(), Server::start());
+    let (running, _family) = start_family(&sandbox, &server.url(), &["--ttl", "2s"]);
+    running.signal(Signal::TSTP);
+    until("it stops", || state_of(running.pid()) == Some('T'));
+    Ran::of(on(&sandbox, &server.url(), &["run", "x", "--", "true"])).assert_code(0);
+    running.signal(Signal::CONT);
+    let ran = running.finish();
+    ran.assert_code(121);
+    let lines: Vec<&str> = ran.stderr.lines().collect();
+    assert!(lines[0].starts_with("leasehold: LOST x: not renewed in time"), "{lines:?}");
+    assert_eq!(lines[1..], ["leasehold: /bin/sh ended by KILL. The lock was not ours to release."]);
+}
+
 /// A process, told from a later one with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Process {

@@ -176,6 +176,7 @@ fn name_of(notice: &Notice) -> &'static str {
         Notice::InDoubt { .. } => "in doubt",
         Notice::Stopping { .. } => "stopping",
         Notice::ContinuesWithoutLease { .. } => "goes on",
+        Notice::FoundLost { .. } => "found lost",
         Notice::Stragglers { .. } => "stragglers",
         Notice::Overdue => "overdue",
         _ => "of the supervisor",
@@ -348,6 +349,8 @@ fn scene_of_a_long_stop() {
     });
     assert_eq!(ended.status, Status::Killed(Signal::KILL.as_raw()));
     assert_eq!(ended.cause, Some(Cause::Lost(Loss::RenewTimeout)));
+    let told = notices.iter().map(name_of).filter(|told| ["stopping", "found lost"].contains(told)).count();
+    assert_eq!(told, 1, "the loss is told once: {notices:?}");
 }
 
 #[test]

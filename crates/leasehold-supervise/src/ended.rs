@@ -107,6 +107,11 @@ pub enum Notice {
         /// When KILL follows, if it does.
         grace: Option<Duration>,
     },
+    /// A lease was found to be lost when the child had ended: nobody could look before, as after a long stop.
+    FoundLost {
+        /// Why it was lost.
+        loss: Loss,
+    },
     /// A lease is lost and the child goes on, as chosen.
     ContinuesWithoutLease {
         /// Why it was lost.

@@ -57,7 +57,8 @@ pub(crate) struct NoteArgs {
 /// Take a lock that outlives this command, and print the handle of its lease.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Nobody renews the lease: it ends after --ttl unless `renew` or `release` comes first.\n\
-                        With --while-pid a background process renews it until that process ends, even by kill -9.\n\n\
+                        With --while-pid a background process renews it until that process ends, even by kill -9.\n\
+                        TERM does not end the background process: release the lease with its handle, or evict it.\n\n\
                         Examples:\n  lease=$(leasehold acquire nightly --while-pid $$) || exit   # until this script ends, or until:\n  \
                         leasehold release --lease \"$lease\"\n\n  lease=$(leasehold acquire deploy:prod -w 10m --ttl 15m --note \"release 4.2\") || exit\n  \
                         leasehold check --lease \"$lease\" && ./deploy\n  leasehold release --lease \"$lease\"")]

@@ -136,7 +136,7 @@ impl AcquireCommand<'_> {
         self.hand_over(&taken, explained).await?;
         // If our launcher is gone, the watched process alone decides.
         match keeper.handed_over() {
-            Ok(kept) => Ok(kept.keep(self.locks, guard, self.args.on_lost, grace, self.context.output).await),
+            Ok(kept) => Ok(kept.keep(self.locks, guard, self.args.on_lost, grace, signals, self.context.output).await),
             Err(error) => {
                 let _lapses_by_itself = guard.release_as(Outcome::Cancelled).await;
                 Err(CommandError::unavailable(format!("cannot go to the background: {error}")))

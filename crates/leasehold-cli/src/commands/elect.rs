@@ -162,6 +162,7 @@ fn work(
     locks: &Leasehold,
 ) -> Work {
     let leases = [guard.lease().clone()];
+    let if_not_found = context.shell_hint("elect", &args.name, &command);
     Work {
         launch: Launch {
             command,
@@ -173,6 +174,8 @@ fn work(
         min_hold: Duration::ZERO,
         inherit: !args.child.no_inherit,
         place: context.settings.shown_url(),
+        job: None,
+        if_not_found,
         runs_until_asked: true,
     }
 }

@@ -7,6 +7,7 @@
 use std::{
     env,
     fs::{self, File},
+    future::pending,
     io::{self, Write},
     os::{
         fd::{AsRawFd, OwnedFd},
@@ -22,7 +23,7 @@ use std::{
 use leasehold::{
     Guard, Lease, Leasehold, Loss,
     clock::{Clock, SystemClock},
-    lease::{Ending, HistoryFilter, Names},
+    lease::{Ending, HistoryFilter, Moment, Names},
 };
 use leasehold_supervise::{Caught, OnLost, Signal, Signals};
 use rustix::{
@@ -41,12 +42,16 @@ use super::CommandContext;
 use crate::{
     args::AcquireArgs,
     exit::{self, CommandError, Result},
-    output::Output,
+    output::{Line, Output},
     work::run_under_lease::{RELEASE_LIMIT, evicted, lost, who_evicted},
 };
 
 /// How long to look whether a lease was released, before its process learns that it is lost.
 const HISTORY_LIMIT: Duration = Duration::from_millis(500);
+
+/// How long after it was asked to end the keeper says that it stays: a service manager asks the process, too, which
+/// then ends.
+const ANSWER_AFTER: Duration = Duration::from_secs(1);
 
 /// The variable that makes this program the keeper: the process id of the one who started it, and the number of its
 /// pipe.
@@ -102,6 +107,10 @@ fn watched(args: &AcquireArgs) -> Result<OwnedFd> {
         (_, Some(fd)) => pid_of(fd)?,
         (pid, None) => pid.unwrap_or_default(),
     };
+    if pid == 1 && args.on_lost != OnLost::Continue {
+        return Err(CommandError::usage("process 1 is init, and gets a signal if the lock is lost")
+            .hint("in a script: --while-pid $$; if process 1 is meant: --on-lost continue"));
+    }
     let none = || CommandError::usage(format!("there is no process {pid}")).hint("in a script: --while-pid $$");
     let process = match Pid::from_raw(pid.max(0)).map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
         Some(Ok(process)) => process,
@@ -193,21 +202,34 @@ pub(crate) struct DetachedHolder {
 
 impl DetachedHolder {
     /// Keeps the lease until the process ends, then releases it. A process whose lease is lost gets a signal, `grace`
-    /// before the end of a lease that cannot be renewed.
+    /// before the end of a lease that cannot be renewed. It stays whoever asks it to end, and says so.
     pub(crate) async fn keep(
         self,
         locks: &Leasehold,
         guard: Guard,
         on_lost: OnLost,
         grace: Duration,
+        signals: &mut Signals,
         output: &Output,
     ) -> u8 {
         let lease = guard.lease().clone();
-        let loss = tokio::select! {
-            biased;
-            _ended = self.process.readable() => return give_back(guard).await,
-            loss = lease.lost() => Some(loss),
-            () = close_to_its_end(&lease, grace) => None,
+        let mut answer_at = None;
+        let loss = loop {
+            tokio::select! {
+                biased;
+                _ended = self.process.readable() => return give_back(guard).await,
+                loss = lease.lost() => break Some(loss),
+                () = close_to_its_end(&lease, grace) => break None,
+                () = sleep_until(answer_at) => {
+                    answer_at = None;
+                    self.say_kept(&lease, output);
+                }
+                asked = signals.next_request() => {
+                    if asked.is_ending() && answer_at.is_none() {
+                        answer_at = Some(SystemClock.now().after(ANSWER_AFTER));
+                    }
+                }
+            }
         };
         if loss == Some(Loss::Gone) && was_released(locks, &lease).await {
             return exit::OK;
@@ -234,6 +256,22 @@ impl DetachedHolder {
 }
 
 impl DetachedHolder {
+    /// Says on the standard error of the process, to one who asked us to end, that we stay, and what ends us.
+    fn say_kept(&self, lease: &Lease, output: &Output) {
+        let (Some((pid, stderr)), Ok(null)) =
+            (stderr_of(self.process.get_ref()), File::options().write(true).open("/dev/null"))
+        else {
+            return;
+        };
+        if dup2_stderr(&stderr).is_err() {
+            return;
+        }
+        let name = lease.resource();
+        let words = format!("keeps {name} until process {pid} ends; release it with its handle, or evict it");
+        output.print(Line::new("kept", words).with("lock", name.as_str()));
+        let _stays_open = dup2_stderr(&null);
+    }
+
     /// Says on the standard error of the process why it gets a signal.
     ///
     /// Our own was closed: whoever reads it, such as ssh, would wait for us.
@@ -281,6 +319,13 @@ async fn give_back(guard: Guard) -> u8 {
     exit::OK
 }
 
+async fn sleep_until(moment: Option<Moment>) {
+    match moment {
+        Some(moment) => SystemClock.alarm_at(moment).await,
+        None => pending().await,
+    }
+}
+
 /// Completes when no renewal has come and so much is left; never for a lease without a deadline.
 async fn close_to_its_end(lease: &Lease, grace: Duration) {
     while let Some(left) = lease.remaining() {
@@ -289,7 +334,7 @@ async fn close_to_its_end(lease: &Lease, grace: Duration) {
         }
         SystemClock.alarm_at(SystemClock.now().after(left.saturating_sub(grace))).await;
     }
-    std::future::pending::<()>().await;
+    pending::<()>().await;
 }
 
 /// Whether somebody released a lease that is gone, by its handle.

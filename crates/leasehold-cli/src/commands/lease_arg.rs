@@ -44,6 +44,10 @@ pub(crate) fn lease(args: &LeaseArgs) -> Result<LeaseHandle> {
             (variable.ok_or_else(missing)?, "LEASEHOLD_LEASE")
         }
     };
+    if text.trim().is_empty() {
+        return Err(CommandError::usage(format!("{source}: the handle is empty"))
+            .hint("did `acquire` fail? add `|| exit` after it"));
+    }
     text.trim().parse().map_err(|error| CommandError::by_flag(source, error))
 }
 

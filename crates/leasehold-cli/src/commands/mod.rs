@@ -23,7 +23,10 @@ mod unknown_lock;
 mod version;
 mod watch;
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 use leasehold::{Holder, Leasehold, backends::file::DefaultDirectory};
 
@@ -32,7 +35,7 @@ use crate::{
     exit::{self, CommandError, Result},
     output::{Line, Output},
     redact,
-    settings::Settings,
+    settings::{Level, Settings},
     shell,
     variables::environment,
     work::{connect_retry::ConnectRetry, lock_request::WaitLimit},
@@ -156,7 +159,10 @@ impl CommandContext<'_> {
             builder.connect(&settings.url).await
         });
         let locks = connected.await.map_err(|error| self.advise(connect_retry.failure(error)))?;
-        if let Some(directory) = settings.user_only_notice() {
+        // JSON has every step of the work, which this is not.
+        if let Some(directory) = settings.user_only_notice()
+            && self.output.style().level >= Level::Verbose
+        {
             self.output.print(Line::detail("place", directory.sentence()));
         }
         self.output.print(Line::debug(format!(
@@ -182,6 +188,20 @@ impl CommandContext<'_> {
             Some(Ok(DefaultDirectory::User(_))) if failure.code == exit::NO_PERMISSION => failure.hint(own_directory_hint()),
             _ => failure,
         }
+    }
+
+    /// What to type where a line for a shell was given as a program.
+    pub(crate) fn shell_hint(&self, verb: &str, name: &str, command: &[OsString]) -> Option<String> {
+        let (program, rest) = command.split_first()?;
+        let text = program.to_str()?;
+        let is_for_a_shell = text.contains(|c: char| c.is_whitespace() || ";|&><$".contains(c));
+        if !is_for_a_shell || Path::new(program).exists() {
+            return None;
+        }
+        // The arguments may hold secrets.
+        let line = if rest.is_empty() { text.to_owned() } else { format!("{text} …") };
+        let words = format!("{verb} {} -c {}", shell::word(name), shell::word(&line));
+        Some(format!("for a shell command: {}", self.settings.command(&words)))
     }
 
     fn without_secrets(&self, failure: CommandError) -> CommandError {

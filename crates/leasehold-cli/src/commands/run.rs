@@ -193,9 +193,6 @@ async fn attempt(
         )));
     }
     let done = work(context, &plan, &guards, &outers, &locks).run(&locks, guards, signals, output).await;
-    if done.outcome == RunOutcome::Completed {
-        runs::succeeded(&locks, &plan.request.resource, output).await;
-    }
     finish(&plan, done, report)
 }
 
@@ -218,6 +215,8 @@ fn work(
         min_hold: plan.args.min_hold.unwrap_or_default(),
         inherit: !plan.args.child.no_inherit,
         place: context.settings.shown_url(),
+        job: Some(plan.request.resource.clone()),
+        if_not_found: context.shell_hint("run", &plan.args.name, &plan.command),
         runs_until_asked: false,
     }
 }

@@ -3,7 +3,7 @@
 use std::{os::fd::OwnedFd, time::Duration};
 
 use leasehold::{
-    ErrorKind, Guard, Lease, Leasehold, Loss, Outcome,
+    ErrorKind, Guard, Lease, Leasehold, Loss, Outcome, Resource,
     clock::{Clock, SystemClock},
     lease::{EndedLease, Ending, HistoryFilter, Moment, Names, Released},
 };
@@ -11,7 +11,7 @@ use leasehold_supervise::{
     Cause, ChildEnd, Launch, Limits, NotStarted, Notice, Signals, Status, Straggler, Stragglers, signal_name, supervise,
 };
 
-use super::{report::RunOutcome, supervisor_entry};
+use super::{report::RunOutcome, runs, supervisor_entry};
 use crate::{
     command_ended,
     duration::{Brief, Measured},
@@ -46,6 +46,10 @@ pub(crate) struct Work {
     pub(crate) inherit: bool,
     /// The backend, as anybody may see it.
     pub(crate) place: String,
+    /// The name under which a success is recorded, if it is.
+    pub(crate) job: Option<Resource>,
+    /// What to type instead if there is no such program, where that is known.
+    pub(crate) if_not_found: Option<String>,
     /// Whether a command that ends because we were asked to end has done its work: a leader has, a job has not.
     pub(crate) runs_until_asked: bool,
 }
@@ -87,7 +91,7 @@ impl Work {
             Ok(ended) => ended,
             Err(NotStarted::Lost(loss)) => {
                 let mut done = self.lost_before(loss, &leases, acquired, output);
-                say_who_evicted(locks, &leases, &mut done, output).await;
+                say_who_ended(locks, &leases, &mut done, output).await;
                 return done;
             }
             Err(NotStarted::Failed(error)) => return self.not_started(&error, guards, acquired, output).await,
@@ -97,17 +101,19 @@ impl Work {
             // A lease that is gone has nothing to give back. One that was only close to its end is let go in the
             // background: the command is dead, and nobody shall wait for us.
             drop(guards);
-            say_who_evicted(locks, &leases, &mut done, output).await;
+            say_who_ended(locks, &leases, &mut done, output).await;
             return done;
         }
-        if let Some(ended) = &done.ended {
-            self.keep_for_min_hold(ended.status, &leases, acquired, signals, output).await;
-        }
+        let is_recorded = self.keep_for_min_hold(locks, &done, &leases, acquired, signals, output).await;
         let outcome = self.outcome_of(&done);
         self.release(guards, outcome, &mut done, output).await;
         done.held = SystemClock.now().since(acquired);
-        if done.outcome == RunOutcome::Lost {
-            say_who_evicted(locks, &leases, &mut done, output).await;
+        match &self.job {
+            _ if done.outcome == RunOutcome::Lost => say_who_ended(locks, &leases, &mut done, output).await,
+            Some(job) if done.outcome == RunOutcome::Completed && !is_recorded => {
+                runs::succeeded(locks, job, output).await;
+            }
+            _ => {}
         }
         done
     }
@@ -143,9 +149,9 @@ impl Work {
             .with("lock", lock(lease)),
             Notice::Stopping { cause: Cause::Lost(loss), signal, grace } => {
                 let how = stopping(&signal.to_string(), grace);
-                let which = leases.iter().position(|lease| lease.check().is_err()).unwrap_or(0);
-                lost(&leases[which], loss, &format!("Stopping {command} ({how})"))
+                lost(lost_one(leases), loss, &format!("Stopping {command} ({how})"))
             }
+            Notice::FoundLost { loss } => lost_before_the_end(lost_one(leases), loss, &command),
             Notice::Stopping { cause: Cause::MaxHold, grace, .. } => Line::new(
                 "max_hold",
                 format!(
@@ -251,7 +257,11 @@ impl Work {
         output: &Output,
     ) -> WorkResult {
         let words = format!("cannot run {}: {}", self.launch.name(), bare(error));
-        output.print(Line::new("exec_failed", words).at(Level::Quiet));
+        let line = Line::new("exec_failed", words).at(Level::Quiet);
+        output.print(match &self.if_not_found {
+            Some(hint) if error.kind() == std::io::ErrorKind::NotFound => line.hint(hint),
+            _ => line,
+        });
         let mut done = WorkResult {
             exit_code: exit::of_exec(error),
             outcome: RunOutcome::ExecFailed,
@@ -265,20 +275,23 @@ impl Work {
         done
     }
 
-    /// Waits out the shortest hold, unless the lock goes or somebody wants us to end.
+    /// Waits out the shortest hold, unless the lock goes or somebody wants us to end. Returns whether a success was
+    /// recorded meanwhile: whoever kills us in the hold does not undo what the command has done.
     async fn keep_for_min_hold(
         &self,
-        status: Status,
+        locks: &Leasehold,
+        done: &WorkResult,
         leases: &[Lease],
         acquired: Moment,
         signals: &mut Signals,
         output: &Output,
-    ) {
+    ) -> bool {
         let (now, until) = (SystemClock.now(), acquired.after(self.min_hold));
         if now >= until {
-            return;
+            return false;
         }
-        let Some(lease) = leases.first() else { return };
+        let (Some(lease), Some(ended)) = (leases.first(), &done.ended) else { return false };
+        let status = ended.status;
         let left = until.since(now);
         let line = Line::detail(
             "min_hold",
@@ -293,10 +306,19 @@ impl Work {
         .with("lock", lease.resource().as_str());
         let is_worth_a_word = output.style().is_terminal && left > EXPLAIN_AFTER;
         output.print(if is_worth_a_word { line.at(Level::Normal) } else { line });
+        let mut is_recorded = false;
         let keep = async {
+            let mut are_held = true;
             for lease in leases {
                 let metadata = command_ended::mark(lease.metadata(), status, self.min_hold);
-                let _looks_as_if_it_ran = lease.set_metadata(metadata).await;
+                // Without the mark it looks as if the command ran.
+                are_held &= lease.set_metadata(metadata).await.is_ok();
+            }
+            if let Some(job) = &self.job
+                && done.outcome == RunOutcome::Completed
+                && are_held
+            {
+                is_recorded = runs::record_success(locks, job).await.is_ok();
             }
             SystemClock.alarm_at(until).await;
         };
@@ -306,6 +328,7 @@ impl Work {
             _signal = signals.next_ending() => {}
             _loss = lease.lost() => {}
         }
+        is_recorded
     }
 
     /// Gives the leases back, the last taken first, and tells what was found.
@@ -351,12 +374,7 @@ impl Work {
 
     fn found_gone(&self, lease: &Lease, done: &mut WorkResult, output: &Output) {
         let loss = lease.loss().unwrap_or(Loss::Gone);
-        let name = lease.resource();
-        output.print(
-            Line::lost(format!("{name}: {} before {} had ended", loss_message(loss), self.launch.name()))
-                .with("lock", name.as_str())
-                .with("reason", loss.as_str()),
-        );
+        output.print(lost_before_the_end(lease, loss, &self.launch.name()));
         done.exit_code = exit::LOST;
         done.outcome = RunOutcome::Lost;
         done.reason = Some(loss.as_str().to_owned());
@@ -364,14 +382,28 @@ impl Work {
     }
 }
 
-/// Says who took a lock away and why, if the history has it.
-async fn say_who_evicted(locks: &Leasehold, leases: &[Lease], done: &mut WorkResult, output: &Output) {
+/// Says who took a lock away and why, or that somebody gave it back, if the history has it.
+async fn say_who_ended(locks: &Leasehold, leases: &[Lease], done: &mut WorkResult, output: &Output) {
     for lease in leases {
-        let Some(details) = who_evicted(locks, lease).await else { continue };
-        done.reason = Some(Loss::Evicted.as_str().to_owned());
-        done.details = Some(format!("{}: {details}", loss_message(Loss::Evicted)));
-        output.print(evicted(lease, &details));
+        if let Some(details) = who_evicted(locks, lease).await {
+            done.reason = Some(Loss::Evicted.as_str().to_owned());
+            done.details = Some(format!("{}: {details}", loss_message(Loss::Evicted)));
+            output.print(evicted(lease, &details));
+        } else if lease.loss() == Some(Loss::Gone) && was_released(locks, lease).await {
+            let name = lease.resource();
+            let words =
+                format!("{name} was released, with its handle: by the command, which has it (LEASEHOLD_LEASE)?");
+            output.print(Line::new("released_by_handle", words).with("lock", name.as_str()));
+        }
     }
+}
+
+/// Whether the history has that this lease was released, which its holder did not do.
+async fn was_released(locks: &Leasehold, lease: &Lease) -> bool {
+    let filter = HistoryFilter::new(Names::Exactly(lease.resource().clone())).limit(1000);
+    let Ok(Ok(history)) = tokio::time::timeout(HISTORY_LIMIT, locks.history(&filter)).await else { return false };
+    let ended = history.iter().find(|ended| ended.fence == Some(lease.fence()));
+    ended.is_some_and(|ended| matches!(ended.ending, Ending::Released | Ending::Failed))
 }
 
 /// Who took this lease away and why, if somebody did and the history has it.
@@ -397,6 +429,19 @@ pub(crate) fn lost(lease: &Lease, loss: Loss, what: &str) -> Line {
     Line::lost(format!("{name}: {}. {what}", loss_message(loss)))
         .with("lock", name.as_str())
         .with("reason", loss.as_str())
+}
+
+/// `LOST x: not renewed in time before ./reindex had ended`
+fn lost_before_the_end(lease: &Lease, loss: Loss, command: &str) -> Line {
+    let name = lease.resource();
+    Line::lost(format!("{name}: {} before {command} had ended", loss_message(loss)))
+        .with("lock", name.as_str())
+        .with("reason", loss.as_str())
+}
+
+/// The first that is lost by now.
+fn lost_one(leases: &[Lease]) -> &Lease {
+    leases.iter().find(|lease| lease.check().is_err()).unwrap_or(&leases[0])
 }
 
 /// What the history has of the eviction of this lease. `file:` notifies the holder before it writes the history, so it
@@ -515,6 +560,8 @@ mod tests {
             min_hold: Duration::ZERO,
             inherit: false,
             place: String::from("memory:"),
+            job: None,
+            if_not_found: None,
             runs_until_asked: false,
         };
         let mut signals = Signals::catch().unwrap();

@@ -28,11 +28,16 @@ pub(crate) async fn skipped(locks: &Leasehold, resource: &Resource, busy: &Error
 
 /// Remembers that a run succeeded, or says that this is not remembered.
 pub(crate) async fn succeeded(locks: &Leasehold, resource: &Resource, output: &Output) {
-    if let Err(why) = record(locks, RunReport::succeeded(resource.clone()), SUCCESS_LIMIT).await {
+    if let Err(why) = record_success(locks, resource).await {
         let what =
             format!("the success of {resource} was not recorded, and check --succeeded-within does not know of it");
         output.print(Line::warning(format!("{what}: {why}")));
     }
+}
+
+/// Remembers that a run succeeded, if that can be done now.
+pub(crate) async fn record_success(locks: &Leasehold, resource: &Resource) -> Result<(), String> {
+    record(locks, RunReport::succeeded(resource.clone()), SUCCESS_LIMIT).await
 }
 
 async fn record(locks: &Leasehold, report: RunReport, limit: Duration) -> Result<(), String> {

@@ -4,8 +4,7 @@ use std::{
     fs,
     os::{fd::AsRawFd, unix::process::ExitStatusExt},
     process::Stdio,
-    thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use rustix::{
@@ -135,21 +134,53 @@ fn a_process_whose_standard_error_nobody_reads_gets_its_signal() {
 #[test]
 fn the_keeper_stays_whoever_asks_it_to_end() {
     let sandbox = Sandbox::new();
-    let running = sandbox.tied(&sandbox.url(), "", "exec sleep 999");
+    let log = sandbox.path("log");
+    let running = sandbox.tied(&sandbox.url(), "", &format!("exec 2> {}; exec sleep 999", log.display()));
     let kept_by = sandbox.keeper().unwrap();
     for signal in [Signal::TERM, Signal::HUP, Signal::INT] {
         rustix::process::kill_process(Pid::from_raw(kept_by).unwrap(), signal).unwrap();
     }
-    thread::sleep(Duration::from_millis(300));
+    let pid = running.pid();
+    let told = format!("leasehold: keeps x until process {pid} ends; release it with its handle, or evict it");
+    assert_eq!(read_soon(&log), told, "once for three signals");
     assert!(is_alive(kept_by));
     assert_eq!(sandbox.holders("x"), 1);
     let stat = fs::read_to_string(format!("/proc/{kept_by}/stat")).unwrap();
     let session = stat[stat.rfind(')').unwrap()..].split(' ').nth(4).unwrap().to_owned();
     assert_eq!(session, kept_by.to_string(), "a session of its own");
     for stream in 0..3 {
-        assert_eq!(fs::read_link(format!("/proc/{kept_by}/fd/{stream}")).unwrap().to_str(), Some("/dev/null"));
+        let leads_to = || fs::read_link(format!("/proc/{kept_by}/fd/{stream}")).unwrap();
+        until("it lets go of what it wrote to", || leads_to().to_str() == Some("/dev/null"));
     }
     drop(running);
+}
+
+#[test]
+fn a_process_that_ends_when_the_keeper_is_asked_to_end_is_told_nothing() {
+    let sandbox = Sandbox::new();
+    let running = sandbox.tied(&sandbox.url(), "", "exec sleep 999");
+    let kept_by = sandbox.keeper().unwrap();
+    // As a service manager does.
+    for pid in [kept_by, running.pid()] {
+        rustix::process::kill_process(Pid::from_raw(pid).unwrap(), Signal::TERM).unwrap();
+    }
+    assert_eq!(running.finish().stderr, "");
+    until("the lock is free", || sandbox.holders("x") == 0);
+}
+
+#[test]
+fn init_is_sent_no_signal_when_a_lock_is_lost() {
+    let sandbox = Sandbox::new();
+    for choice in [&[][..], &["--on-lost", "kill"], &["--on-lost", "signal:USR1"]] {
+        let ran = sandbox.run(&[&["acquire", "x", "--while-pid", "1"], choice].concat());
+        ran.assert_code(64);
+        assert!(ran.stderr.contains("process 1 is init") && ran.stderr.contains("--on-lost continue"), "{ran:?}");
+    }
+    assert_eq!(sandbox.keeper(), None);
+    let kept = sandbox.run(&["acquire", "x", "--while-pid", "1", "--on-lost", "continue"]);
+    kept.assert_code(0);
+    sandbox.run(&["release", "--lease", kept.stdout.trim()]).assert_code(0);
+    until("nothing is left of it", || sandbox.processes().is_empty());
 }
 
 #[test]

@@ -147,3 +147,17 @@ fn a_lock_that_was_taken_away_before_the_release_gives_121() {
     ran.assert_code(121);
     assert!(ran.stderr.contains("LOST x"), "{ran:?}");
 }
+
+#[test]
+fn a_command_that_gives_its_own_lease_back_is_told_what_it_did() {
+    let sandbox = Sandbox::new();
+    let exe = env!("CARGO_BIN_EXE_leasehold");
+    let ran = sandbox.run(&["run", "x", "-c", &format!("{exe} release; exec sleep 600")]);
+    ran.assert_code(121);
+    let told = "leasehold: x was released, with its handle: by the command, which has it (LEASEHOLD_LEASE)?";
+    assert_eq!(ran.stderr.lines().last(), Some(told), "{ran:?}");
+    // One who was evicted is told by whom, and nothing of this.
+    let (ready, script) = (sandbox.path("ready"), format!("touch {}; exec sleep 600", sandbox.path("ready").display()));
+    let evicted = run_evicted(&sandbox, &["run", "x", "-c", &script], &ready);
+    assert!(!evicted.stderr.contains("was released"), "{evicted:?}");
+}

@@ -151,6 +151,14 @@ fn a_place_of_one_user_says_so() {
     }
     let quiet = Ran::of(sandbox.bare(&["run", "y", "--", "true"]));
     assert_eq!(quiet.stderr, "");
+    for args in
+        [&["list", "--json"][..], &["inspect", "--json", "x"], &["check", "--json", "x", "--succeeded-within", "1h"]]
+    {
+        let machine = Ran::of(sandbox.bare(args));
+        assert!(!machine.stderr.contains("\"place\""), "{machine:?}");
+        let asked = Ran::of(sandbox.bare(&[args, &["-v"]].concat()));
+        assert!(says(&asked), "{asked:?}");
+    }
     // One who chose a directory knows.
     let chosen = sandbox.run(&["list"]);
     assert!(!says(&chosen), "{chosen:?}");

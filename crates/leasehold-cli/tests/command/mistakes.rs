@@ -78,6 +78,8 @@ fn usage_errors_are_told_in_a_line_and_change_nothing() {
         (&["run", "-s", "--also", "y", "x", "true"], "cannot be used with"),
         (&["run", "-E", "256", "x", "true"], "256"),
         (&["run", "-E", "-1", "x", "true"], "-1"),
+        (&["run", "-E", "x", "x", "true"], "'x' for '--conflict-exit-code <N>': write a number\n"),
+        (&["acquire", "x", "--while-pid", "abc"], "'abc' for '--while-pid <PID>': write a number\n"),
         (&["run", "-j", "0", "x", "true"], "permits"),
         (&["run", "-j", "2", "--permits", "3", "x", "true"], "cannot take 3 permits"),
         (&["run", "--permits", "3", "x", "true"], "--limit"),
@@ -114,6 +116,11 @@ fn usage_errors_are_told_in_a_line_and_change_nothing() {
         (&["elect", "x", "--leader", "--", "true"], "cannot be used with"),
         (&["elect", "--backoff", "3s..1s", "x", "true"], "shorter than the first"),
         (&["evict", "x"], "--fence"),
+        (&["evict", "x y"], "see the fence: leasehold inspect 'x y'\n"),
+        (&["--namespace", "n", "evict", "x", "--reason", "r"], "see the fence: leasehold --namespace n inspect x\n"),
+        (&["evict", "x", "--fence", "", "--reason", "r"], "write a number\n"),
+        (&["release", "--lease", ""], "--lease: the handle is empty\nleasehold:   did `acquire` fail? add `|| exit`"),
+        (&["check", "--lease", " "], "the handle is empty"),
         (&["evict", "x", "--fence", "1", "--reason", " ", "--yes"], "--reason"),
         (&["evict", "x", "--fence", "first", "--reason", "r", "--yes"], "first"),
         (&["history", "--since", "yesterday"], "2h (ago)"),
@@ -225,6 +232,29 @@ fn a_release_that_cannot_be_made_is_told_and_strict_makes_it_an_error() {
 }
 
 #[test]
+fn a_line_for_a_shell_is_no_program() {
+    let sandbox = Sandbox::new();
+    for (command, line) in
+        [(&["echo hi; ls"][..], "'echo hi; ls'"), (&["cat<x"], "'cat<x'"), (&["echo $X", "secret"], "'echo $X …'")]
+    {
+        let ran = sandbox.run(&[&["run", "x", "--"], command].concat());
+        assert_clear(&ran, 127, &format!("leasehold:   for a shell command: leasehold run x -c {line}\n"));
+    }
+    for command in ["nonesuch", "/nonexistent/program"] {
+        let ran = sandbox.run(&["run", "x", "--", command]);
+        ran.assert_code(127);
+        assert_eq!(ran.stderr.lines().count(), 1, "{ran:?}");
+    }
+    // A program may have such a name; here what runs it is not there.
+    let odd = sandbox.path("a b");
+    fs::write(&odd, "#!/nonexistent/interpreter\n").unwrap();
+    fs::set_permissions(&odd, fs::Permissions::from_mode(0o755)).unwrap();
+    let ran = sandbox.run(&["run", "x", "--", odd.to_str().unwrap()]);
+    ran.assert_code(127);
+    assert!(!ran.stderr.contains("for a shell command"), "{ran:?}");
+}
+
+#[test]
 fn help_and_version_are_answers() {
     let sandbox = Sandbox::new();
     for args in [&["--help"][..], &["run", "--help"], &["--version"], &["-V"], &["version"]] {
@@ -234,6 +264,7 @@ fn help_and_version_are_answers() {
     }
     let alone = sandbox.run(&[]);
     alone.assert_code(64);
+    assert!(alone.stdout.is_empty() && alone.stderr.contains("Examples:"), "{alone:?}");
     for name in ["serve", "top", "bench", "demo"] {
         let help = sandbox.run(&["--help"]).stdout;
         assert!(!help.contains(&format!("  {name} ")), "{name} is not there yet");

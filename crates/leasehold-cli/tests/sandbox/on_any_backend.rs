@@ -21,6 +21,7 @@ pub(crate) fn everything(sandbox: &Sandbox) {
     a_run_that_is_told_to_end_runs_its_hook(sandbox);
     runs_are_counted_and_recorded(sandbox);
     a_lock_that_min_hold_keeps_says_so(sandbox);
+    a_success_counts_though_min_hold_keeps_the_lock(sandbox);
     a_name_without_history_is_told(sandbox);
     a_leader_says_why_it_no_longer_leads(sandbox);
     one_who_was_evicted_is_told_by_whom(sandbox);
@@ -194,6 +195,27 @@ pub(crate) fn a_lock_that_min_hold_keeps_says_so(sandbox: &Sandbox) {
     let running = sandbox.hold("runs");
     assert_eq!(sandbox.inspect("runs")["holders"][0]["command_ended"], Value::Null);
     drop(running);
+}
+
+/// A success is recorded when the command ends: a run that is killed in the hold has succeeded, one that failed has not.
+pub(crate) fn a_success_counts_though_min_hold_keeps_the_lock(sandbox: &Sandbox) {
+    let has_succeeded = |name: &str| sandbox.run(&["check", name, "--succeeded-within", "1h"]).code() == 0;
+    let keep = |name: &str, script: &str| {
+        let kept = sandbox.start(&["run", "--min-hold", "600s", name, "-c", script]);
+        until("its command has ended", || !sandbox.inspect(name)["holders"][0]["command_ended"].is_null());
+        kept
+    };
+    let kept = keep("kept-1", "true");
+    until("it counts", || has_succeeded("kept-1"));
+    assert_eq!(sandbox.holders("kept-1"), 1, "the hold is not over");
+    kept.signal(Signal::KILL);
+    drop(kept);
+    assert!(has_succeeded("kept-1"));
+
+    let mut failed = keep("kept-2", "exit 3");
+    failed.signal(Signal::TERM);
+    assert_eq!(failed.code(), 3);
+    assert!(!has_succeeded("kept-2"));
 }
 
 /// `history NAME` distinguishes a name that nothing is known of from one that has not ended, or not in that way.

@@ -161,7 +161,7 @@ impl Watch<'_> {
             {
                 self.take_terminal_back();
                 let pid = self.child.as_raw_pid();
-                let cause = self.cause.or_else(|| self.found_lost());
+                let cause = self.cause.or_else(|| self.find_lost());
                 return ChildEnd { pid, status, cause, interrupted: self.interrupted };
             }
             self.keep_time();
@@ -235,8 +235,10 @@ impl Watch<'_> {
 
     /// How a lease was lost while we could not look: after a long stop we may hear of the end of the command, whom the
     /// supervisor killed in time, before the loss itself is known.
-    fn found_lost(&self) -> Option<Cause> {
-        lost_one(self.leases).map(Cause::Lost)
+    fn find_lost(&mut self) -> Option<Cause> {
+        let loss = lost_one(self.leases)?;
+        (self.notify)(Notice::FoundLost { loss });
+        Some(Cause::Lost(loss))
     }
 
     /// Whether nobody is left who could still do the work.
