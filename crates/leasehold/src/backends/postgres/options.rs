@@ -121,6 +121,8 @@ const OWN: [&str; 13] = [
 impl PostgresOptions {
     /// Parses a URL: `postgres://user@host:5432/db?schema=leasehold&liveness=ttl`.
     ///
+    /// `postgres:` alone means `postgres://`: the environment says where the server is.
+    ///
     /// Besides the usual parameters of a Postgres URL, it may have `schema`, `liveness=ttl|connection`,
     /// `pooler=auto|none|session|transaction`, `durability=durable|async|unlogged`,
     /// `history=all|problems|off`, `connections` (8 by default), `init=1` to install a missing schema,
@@ -131,6 +133,7 @@ impl PostgresOptions {
     /// `InvalidConfig` if the URL cannot be used; the message never shows a password.
     pub fn from_url(url: &str, namespace: &str, clock: Arc<dyn Clock>, connect_limit: Duration) -> Result<Self> {
         let (place, query) = url.split_once('?').unwrap_or((url, ""));
+        let place = if matches!(place, "postgres:" | "postgresql:") { "postgres://" } else { place };
         let is_own = |parameter: &&str| OWN.contains(&parameter.split('=').next().unwrap_or_default());
         let (own, theirs): (Vec<&str>, Vec<&str>) =
             query.split('&').filter(|parameter| !parameter.is_empty()).partition(is_own);
@@ -384,6 +387,17 @@ mod tests {
         assert_eq!((options.durability, options.history), (Durability::Async, History::Problems));
         assert_eq!((options.pooler, options.connections), (Pooler::Session, 3));
         assert_eq!((options.place().as_str(), options.config.get_options()), ("h:5433/db", Some("-c x=y")));
+    }
+
+    #[test]
+    fn a_url_without_a_place_leaves_all_to_the_environment() {
+        let whole = parse("postgres://").unwrap();
+        for url in ["postgres:", "postgresql:", "postgresql://"] {
+            assert_eq!(parse(url).unwrap().config, whole.config, "{url}");
+        }
+        let options = parse("postgres:?liveness=connection&options=-c%20x%3Dy&schema=locks").unwrap();
+        assert_eq!((options.liveness, options.schema.as_str()), (LivenessOption::Connection, "locks"));
+        assert_eq!((options.place(), options.config.get_options()), (whole.place(), Some("-c x=y")));
     }
 
     #[test]
