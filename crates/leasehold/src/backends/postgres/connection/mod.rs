@@ -50,6 +50,8 @@ pub(super) type Notifications = mpsc::UnboundedReceiver<Notification>;
 pub(super) struct Connector {
     pub(super) options: PostgresOptions,
     pub(super) place: String,
+    /// The statement that gives this role the rights, which the schema's owner runs.
+    allow: String,
     pub(super) runtime: Handle,
     tls: Tls,
     texts: Vec<String>,
@@ -102,6 +104,7 @@ impl Connector {
         }
         Ok(Arc::new(Self {
             place: options.place(),
+            allow: options.allow_statement(),
             tls: options.tls()?,
             runtime: Handle::current(),
             texts: calls::texts(&options.schema),
@@ -203,7 +206,7 @@ impl Connector {
             return self.connect_by_own_socket(config, listener).await;
         }
         let connected = config.connect(self.tls.0.clone()).await;
-        let (client, driver) = connected.map_err(|error| Failure::connecting(&self.place, &error))?;
+        let (client, driver) = connected.map_err(|error| self.cannot_connect(&error))?;
         Ok(RawConnection { client, driver: self.drive(driver, listener), socket: None })
     }
 
@@ -240,7 +243,7 @@ impl Connector {
             let dialled = match dial::dial(config, &self.tls.0, target, limit).await {
                 Ok(Ok(dialled)) => dialled,
                 Ok(Err(error)) => {
-                    failure = Failure::connecting(&self.place, &error);
+                    failure = self.cannot_connect(&error);
                     continue;
                 }
                 Err(error) => {
@@ -266,8 +269,12 @@ impl Connector {
         client
             .query_typed(self.text(Call::ServerInfo), &[])
             .await
-            .map_err(|error| Failure::connecting(&self.place, &error))
+            .map_err(|error| self.cannot_connect(&error))
             .and_then(|rows| decode::server_info(&rows))
+    }
+
+    fn cannot_connect(&self, error: &tokio_postgres::Error) -> Failure {
+        Failure::connecting(&self.place, &self.allow, error)
     }
 
     fn text(&self, call: Call) -> &str {
