@@ -33,5 +33,5 @@ pub use request::Metadata;
 pub(crate) use request::{Lifetime, Patience, Renewal, Request};
 pub use resource::Resource;
 pub use runs::{RunRecord, RunReport};
-pub(crate) use time::micros;
 pub use time::{Moment, Timestamp, Ttl};
+pub(crate) use time::{micros, rounded};

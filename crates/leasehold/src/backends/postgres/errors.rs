@@ -1,13 +1,13 @@
 //! What an error of the server or of the connection to it means to the user.
 
-use std::{collections::HashSet, error::Error as _, fmt};
+use std::{collections::HashSet, error::Error as _, fmt, time::Duration};
 
 use tokio_postgres::error::{DbError, Severity, SqlState};
 
 use crate::{
     Error,
     backend::{Hint, HintSender},
-    lease::Resource,
+    lease::{Resource, rounded},
 };
 
 /// Why a call failed; many callers may share one failure.
@@ -73,6 +73,16 @@ impl Failure {
                 format!("cannot connect to postgres at {place}: {}; does it run there?", chain(error)),
             ),
         }
+    }
+
+    /// A connection that was not established in time: nothing was sent.
+    pub(super) fn too_slow(place: &str, limit: Duration) -> Self {
+        // A server of another kind waits for the rest of what it takes for its own protocol.
+        let message = format!(
+            "postgres at {place} did not answer within {:?}; does a Postgres server listen on that port?",
+            rounded(limit)
+        );
+        Self::new(Kind::Unavailable, message)
     }
 
     /// A call that was sent; `allow` is the statement that gives its role the rights.

@@ -8,6 +8,7 @@ mod tls;
 
 use std::{
     future::poll_fn,
+    io,
     os::fd::OwnedFd,
     sync::{Arc, OnceLock, atomic::AtomicBool},
 };
@@ -134,9 +135,8 @@ impl Connector {
         listener: Option<mpsc::UnboundedSender<Notification>>,
     ) -> Result<Connection, Failure> {
         let limit = self.options.connect_limit;
-        timeout(limit, self.connect_unlimited(listener)).await.unwrap_or_else(|_| {
-            Err(Failure::new(Kind::Unavailable, format!("postgres at {} did not answer within {limit:?}", self.place)))
-        })
+        let connected = timeout(limit, self.connect_unlimited(listener)).await;
+        connected.unwrap_or_else(|_| Err(Failure::too_slow(&self.place, limit)))
     }
 
     async fn connect_unlimited(
@@ -244,6 +244,10 @@ impl Connector {
                 Ok(Ok(dialled)) => dialled,
                 Ok(Err(error)) => {
                     failure = self.cannot_connect(&error);
+                    continue;
+                }
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                    failure = Failure::too_slow(&self.place, limit);
                     continue;
                 }
                 Err(error) => {
