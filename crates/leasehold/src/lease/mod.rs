@@ -8,7 +8,7 @@ pub(crate) mod error;
 mod fence;
 pub(crate) mod filter;
 pub(crate) mod grant;
-mod holder;
+pub(crate) mod holder;
 mod key;
 mod outcome;
 mod random;
