@@ -130,9 +130,10 @@ async fn a_user_limited_to_the_prefix_can_do_everything() {
 #[tokio::test]
 async fn the_rights_in_the_guide_are_enough() {
     let guide = include_str!("../../../docs/redis.md");
-    let line = guide.lines().find(|line| line.starts_with("ACL SETUSER")).unwrap();
+    let line = guide.lines().find_map(|line| line.strip_prefix("$ redis-cli ACL ")).unwrap();
     let server = Server::start();
-    server.command(&line.split(' ').collect::<Vec<_>>());
+    let words = line.split(' ').map(|word| word.trim_matches('\'')).collect::<Vec<_>>();
+    server.command(&[&["ACL"], &words[..]].concat());
     let locks = Leasehold::connect(&format!("redis://locks:secret@127.0.0.1:{}", server.port())).await.unwrap();
     works(&locks).await;
     for finding in locks.examine().await.unwrap() {
