@@ -267,7 +267,10 @@ fn run_list_history_watch_evict_and_doctor_work_as_on_a_directory() {
     server.psql("create role stranger login");
     let refused = crate::run(&sandbox, &server.url_of("stranger", "as_on_a_directory"), &["doctor"]);
     refused.assert_code(1);
-    assert!(refused.stdout.contains("FAIL  rights ") && refused.stdout.contains("allow('ROLE')"), "{refused:?}");
+    assert!(
+        refused.stdout.contains("FAIL  rights ") && refused.stdout.contains("select leasehold.allow('stranger')"),
+        "{refused:?}"
+    );
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::{
     engine::{Engine, Lease, Reentries, Wait, telemetry::CallKind},
     lease::{
         EndedLease, Evicted, Fence, HistoryFilter, HistoryPage, Holder, LeaseHandle, LeaseRecord, ListFilter, Names,
-        Outcome, Page, Released, Renewal, Resource, RunRecord, RunReport, Standing, Ttl,
+        Outcome, Page, Released, Renewal, Resource, RunRecord, RunReport, Standing, Ttl, rounded,
     },
     threads,
 };
@@ -385,9 +385,10 @@ impl Builder {
         let (url, limit) = (url.to_owned(), self.connect_limit);
         let opened = on_io_thread(async move {
             // A backend that keeps to the limit itself can say which server did not answer.
-            tokio::time::timeout(limit.saturating_add(limit / 8), backends::open(&url, &options))
-                .await
-                .unwrap_or_else(|_| Err(Error::unavailable(format!("the backend did not answer within {limit:?}"))))
+            let opened = tokio::time::timeout(limit.saturating_add(limit / 8), backends::open(&url, &options)).await;
+            opened.unwrap_or_else(|_| {
+                Err(Error::unavailable(format!("the backend did not answer within {:?}", rounded(limit))))
+            })
         });
         let backend = opened.await?;
         self.on(backend)

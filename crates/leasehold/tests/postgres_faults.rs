@@ -8,6 +8,7 @@ mod shared;
 use std::{
     env,
     io::{BufRead, BufReader, Write},
+    net::TcpListener,
     process::{Command, Stdio},
     thread,
     time::Duration,
@@ -36,6 +37,22 @@ fn connect(url: &str) -> Leasehold {
 
 fn hold(locks: &Leasehold, name: &str) -> Guard {
     blocking::wait(locks.mutex(name).ttl(TTL).acquire()).unwrap()
+}
+
+/// As a Redis server does, which waits for the rest of a line.
+#[test]
+fn a_server_that_says_nothing_is_suspected_to_be_another() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let _accepted = thread::spawn(move || silent.incoming().collect::<Vec<_>>());
+    for parameters in ["", "?liveness=connection"] {
+        let builder = Leasehold::builder().connect_limit(Duration::from_micros(1_499_989));
+        let url = format!("postgres://me@127.0.0.1:{port}/db{parameters}");
+        let error = blocking::wait(builder.connect(&url)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        let words = "/db did not answer within 1.5s; does a Postgres server listen on that port?";
+        assert!(error.to_string().ends_with(words), "{error}");
+    }
 }
 
 /// A lease held through a fault is held on, the waiter is granted after its release, and fences rise.

@@ -29,12 +29,41 @@ fn a_schema_that_others_can_change_is_refused() {
     let error = install_schema(&server.url(), None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
     assert!(error.to_string().contains("belongs to another role"), "{error}");
+    let hint = "(Run init as that role, mallory, or choose another schema with ?schema=.)";
+    assert!(error.to_string().contains(hint), "{error}");
     server.psql("create schema mine; grant create on schema mine to mallory");
     let error = install_schema(&format!("{}?schema=mine", server.url()), None).unwrap_err();
     assert!(error.to_string().contains("may create in"), "{error}");
     server.psql("revoke create on schema mine from mallory");
     install_schema(&format!("{}?schema=mine", server.url()), None).unwrap();
     install_schema(&format!("{}?schema=others", server.url_of("mallory", "postgres")), None).unwrap();
+}
+
+#[test]
+fn a_role_that_may_not_install_is_told_who_does() {
+    let server = Postgres::start();
+    server.psql("create role keeper login; create role app login");
+    server.psql("create database shop owner keeper");
+    let refused = |parameters: &str| {
+        let url = server.url_of("app", "shop") + parameters;
+        blocking::wait(Leasehold::connect(&url)).unwrap_err()
+    };
+    let keeper = server.url_of("keeper", "shop");
+    for (parameters, url, schema) in
+        [("", keeper.clone(), "leasehold"), ("?schema=locks", format!("'{keeper}?schema=locks'"), "locks")]
+    {
+        let missing = refused(parameters);
+        assert_eq!(missing.kind(), ErrorKind::InvalidConfig, "{missing}");
+        let words = format!("its owner, keeper, runs once: `leasehold init -b {url}`, and then: ");
+        let allow = format!("select {schema}.allow('app')");
+        assert!(missing.to_string().ends_with(&(words + &allow)), "{missing}");
+        install_schema(url.trim_matches('\''), None).unwrap();
+        let denied = refused(parameters);
+        assert_eq!(denied.kind(), ErrorKind::PermissionDenied, "{denied}");
+        assert!(denied.to_string().ends_with(&allow), "{denied}");
+        server.client("keeper").args(["-d", "shop", "-c", &allow]).stdout(Stdio::null()).status().unwrap();
+        blocking::wait(Leasehold::connect(&(server.url_of("app", "shop") + parameters))).unwrap();
+    }
 }
 
 /// Whoever owns a function can change it after it was replaced.

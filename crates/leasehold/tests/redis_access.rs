@@ -53,9 +53,34 @@ async fn an_unreachable_server_is_said_to_be_within_the_limit() {
     proxy.to_client(Flow::Swallow);
     let error = refused(&format!("redis://:hunter2@127.0.0.1:{}", proxy.port())).await;
     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    assert!(error.to_string().contains("did not answer within"), "{error}");
+    let words = "did not answer within 1.4s; does a Redis server listen on that port?";
+    assert!(error.to_string().contains(words), "{error}");
     assert_eq!(refused("redis+sentinel://127.0.0.1:1/mine").await.kind(), ErrorKind::Unavailable);
     assert_eq!(refused("redis+cluster://127.0.0.1:1").await.kind(), ErrorKind::Unavailable);
+}
+
+#[tokio::test]
+async fn a_server_that_speaks_another_protocol_is_suspected() {
+    // As Postgres does with what is not its protocol.
+    let stranger = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = stranger.local_addr().unwrap().port();
+    std::thread::spawn(move || stranger.incoming().for_each(drop));
+    let error = refused(&format!("redis://127.0.0.1:{port}")).await;
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("does a Redis server listen on that port?"), "{error}");
+
+    let without_tls = Server::start();
+    let error = refused(&format!("rediss://127.0.0.1:{}", without_tls.port())).await;
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("does the server speak TLS? otherwise redis://"), "{error}");
+}
+
+#[tokio::test]
+async fn a_database_that_the_server_does_not_have_is_a_mistake_in_the_url() {
+    let server = Server::start();
+    let error = refused(&format!("redis://127.0.0.1:{}/99", server.port())).await;
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+    assert!(error.to_string().contains("name a database that the server has"), "{error}");
 }
 
 #[tokio::test]
@@ -105,9 +130,10 @@ async fn a_user_limited_to_the_prefix_can_do_everything() {
 #[tokio::test]
 async fn the_rights_in_the_guide_are_enough() {
     let guide = include_str!("../../../docs/redis.md");
-    let line = guide.lines().find(|line| line.starts_with("ACL SETUSER")).unwrap();
+    let line = guide.lines().find_map(|line| line.strip_prefix("$ redis-cli ACL ")).unwrap();
     let server = Server::start();
-    server.command(&line.split(' ').collect::<Vec<_>>());
+    let words = line.split(' ').map(|word| word.trim_matches('\'')).collect::<Vec<_>>();
+    server.command(&[&["ACL"], &words[..]].concat());
     let locks = Leasehold::connect(&format!("redis://locks:secret@127.0.0.1:{}", server.port())).await.unwrap();
     works(&locks).await;
     for finding in locks.examine().await.unwrap() {

@@ -464,6 +464,10 @@ async fn a_node_that_was_restarted_does_not_vote_until_its_leases_are_over() {
         error.to_string().contains("node-2 (began with an empty memory a short time ago and votes in 1m)"),
         "{error}"
     );
+    assert!(
+        error.to_string().ends_with("); try again then, or keep trying: the command does with --connect-timeout 70s"),
+        "{error}"
+    );
     let findings = quorum.examine().await.unwrap();
     assert_eq!(findings.iter().filter(|finding| finding.severity == Severity::Warning).count(), 3, "{findings:?}");
     clock.advance(Duration::from_secs(60));

@@ -55,16 +55,20 @@ impl Holder {
 
 /// The user's name by its number, for cron jobs and containers that have no environment.
 fn user_of_process() -> String {
-    let Ok(uid) = fs::metadata("/proc/self").map(|process| process.uid().to_string()) else {
+    let Ok(uid) = fs::metadata("/proc/self").map(|process| process.uid()) else {
         return String::from("unknown");
     };
-    let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
-    users
+    name_in("/etc/passwd", uid).unwrap_or(format!("uid-{uid}"))
+}
+
+/// The name that `/etc/passwd` or `/etc/group` has for a user or a group.
+pub(crate) fn name_in(file: &str, id: u32) -> Option<String> {
+    let (names, id) = (fs::read_to_string(file).unwrap_or_default(), id.to_string());
+    names
         .lines()
         .map(|line| line.split(':').collect::<Vec<_>>())
-        .find(|fields| fields.get(2) == Some(&uid.as_str()))
+        .find(|fields| fields.get(2) == Some(&id.as_str()))
         .and_then(|fields| fields.first().map(|name| (*name).to_owned()))
-        .unwrap_or(format!("uid-{uid}"))
 }
 
 impl fmt::Display for Holder {

@@ -144,7 +144,28 @@ impl fmt::Debug for Ttl {
     }
 }
 
+/// A limit as people gave it, for messages: what is left of 3 s after a microsecond is 3 s, too.
+pub(crate) fn rounded(limit: Duration) -> Duration {
+    let step = if limit < Duration::from_secs(1) { 1 } else { 100 };
+    let steps = (limit.as_micros() + step * 500) / (step * 1000);
+    Duration::from_millis(u64::try_from(steps * step).unwrap_or(u64::MAX))
+}
+
 /// The whole microseconds of a duration, at most `u64::MAX`.
 pub(crate) fn micros(length: Duration) -> u64 {
     u64::try_from(length.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_shown_as_it_was_given() {
+        for (micros, shown) in
+            [(2_999_989, "3s"), (3_000_000, "3s"), (2_700_000, "2.7s"), (89_996, "90ms"), (999_900, "1s"), (0, "0ns")]
+        {
+            assert_eq!(format!("{:?}", rounded(Duration::from_micros(micros))), shown);
+        }
+    }
 }

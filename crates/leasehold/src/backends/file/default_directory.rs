@@ -10,10 +10,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::process::geteuid;
+use rustix::{
+    fs::{Access, AtFlags, CWD, accessat},
+    io::Errno,
+    process::geteuid,
+};
 
 use super::errors::cannot;
-use crate::{Error, Result};
+use crate::{Error, Result, lease::holder::name_in};
 
 /// The machine-wide directory.
 const MACHINE: &str = "/var/lib/leasehold";
@@ -42,8 +46,8 @@ impl DefaultDirectory {
     /// If the machine-wide directory exists but cannot be used, this fails instead of falling back to the user's own.
     ///
     /// # Errors
-    /// `PermissionDenied` if the machine-wide directory cannot be examined or is private to another user;
-    /// `InvalidConfig` if there is none and the user has no home directory.
+    /// `PermissionDenied` if the machine-wide directory cannot be examined, is private to another user or is for a
+    /// group that this user is not in; `InvalidConfig` if there is none and the user has no home directory.
     pub fn find() -> Result<Self> {
         Self::choose(Self::of_machine(), user_state_directory(|name| env::var_os(name)))
     }
@@ -55,6 +59,9 @@ impl DefaultDirectory {
                  {0}.old && sudo leasehold init file: --group NAME, or use another directory: file:///path",
                 machine.display()
             ))),
+            Ok(found) if is_closed_to_this_user(&machine, &found) => {
+                Err(not_in_the_group(&machine, found.gid(), geteuid().as_raw()))
+            }
             Ok(_) => Ok(Self::Machine(machine)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => own.map(Self::User).ok_or_else(|| {
                 Error::invalid_config(format!(
@@ -104,6 +111,27 @@ fn is_private_to_another(directory: &Metadata) -> bool {
     of_others == 0 && directory.uid() != user.as_raw() && !user.is_root()
 }
 
+/// Returns whether the directory is for a group, and this user may not enter it.
+fn is_closed_to_this_user(directory: &Path, found: &Metadata) -> bool {
+    let is_for_group = found.mode() & 0o017 == 0o010;
+    // Asks the kernel: an access list may let in more than the group.
+    is_for_group && accessat(CWD, directory, Access::EXEC_OK, AtFlags::EACCESS) == Err(Errno::ACCESS)
+}
+
+/// The error of a user who is not in the group of the machine-wide directory.
+fn not_in_the_group(machine: &Path, group: u32, user: u32) -> Error {
+    let group = name_in("/etc/group", group).unwrap_or(group.to_string());
+    let (user, name) = match name_in("/etc/passwd", user) {
+        Some(name) => (name.clone(), name),
+        None => (format!("user {user}"), String::from("USER")),
+    };
+    Error::permission_denied(format!(
+        "file: uses {}, which is for the group {group}, and {user} is not in it; sudo usermod -aG {group} {name}, then \
+         log in again, or use another directory: file:///path",
+        machine.display()
+    ))
+}
+
 /// The user's state directory.
 fn user_state_directory(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let given = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
@@ -135,5 +163,17 @@ mod tests {
         assert_eq!(DefaultDirectory::choose(absent.clone(), Some(own.clone())).unwrap(), DefaultDirectory::User(own));
         let error = DefaultDirectory::choose(absent, None).unwrap_err();
         assert!(error.to_string().contains("sudo leasehold init file:"), "{error}");
+    }
+
+    #[test]
+    fn a_user_outside_the_group_is_told_how_to_get_in() {
+        let error = not_in_the_group(Path::new("/d"), 0, 0);
+        assert_eq!(error.kind(), crate::ErrorKind::PermissionDenied);
+        let words =
+            "file: uses /d, which is for the group root, and root is not in it; sudo usermod -aG root root, then";
+        assert!(error.to_string().starts_with(words), "{error}");
+        let error = not_in_the_group(Path::new("/d"), 4_000_000, 4_000_001).to_string();
+        assert!(error.contains("the group 4000000, and user 4000001 is not in it"), "{error}");
+        assert!(error.contains("sudo usermod -aG 4000000 USER,"), "{error}");
     }
 }

@@ -1,13 +1,13 @@
 //! What an error of the server or of the connection to it means to the user.
 
-use std::{collections::HashSet, error::Error as _, fmt};
+use std::{collections::HashSet, error::Error as _, fmt, time::Duration};
 
 use tokio_postgres::error::{DbError, Severity, SqlState};
 
 use crate::{
     Error,
     backend::{Hint, HintSender},
-    lease::Resource,
+    lease::{Resource, rounded},
 };
 
 /// Why a call failed; many callers may share one failure.
@@ -40,11 +40,11 @@ impl Failure {
         Self { kind, message: message.into() }
     }
 
-    /// A connection that could not be made: nothing was sent.
-    pub(super) fn connecting(place: &str, error: &tokio_postgres::Error) -> Self {
+    /// A connection that could not be made: nothing was sent. `allow` is the statement that gives its role the rights.
+    pub(super) fn connecting(place: &str, allow: &str, error: &tokio_postgres::Error) -> Self {
         match error.as_db_error() {
             Some(error) => {
-                let failure = Self::reported(&at(place), &ServerError::from(error));
+                let failure = Self::reported(&at(place), allow, &ServerError::from(error));
                 let kind = match (failure.kind, error.code().code().get(..2)) {
                     // Broken protocol, unknown or unfit parameters, and whatever a pooler has no code for.
                     (_, Some("08" | "0A" | "22" | "42" | "XX")) if failure.kind != Kind::Denied => {
@@ -75,10 +75,20 @@ impl Failure {
         }
     }
 
-    /// A call that was sent.
-    pub(super) fn calling(place: &str, error: &tokio_postgres::Error) -> Self {
+    /// A connection that was not established in time: nothing was sent.
+    pub(super) fn too_slow(place: &str, limit: Duration) -> Self {
+        // A server of another kind waits for the rest of what it takes for its own protocol.
+        let message = format!(
+            "postgres at {place} did not answer within {:?}; does a Postgres server listen on that port?",
+            rounded(limit)
+        );
+        Self::new(Kind::Unavailable, message)
+    }
+
+    /// A call that was sent; `allow` is the statement that gives its role the rights.
+    pub(super) fn calling(place: &str, allow: &str, error: &tokio_postgres::Error) -> Self {
         match error.as_db_error() {
-            Some(error) => Self::reported(&at(place), &ServerError::from(error)),
+            Some(error) => Self::reported(&at(place), allow, &ServerError::from(error)),
             None => Self::new(
                 Kind::Unanswered,
                 format!("postgres at {place} was asked and the connection broke: {}", chain(error)),
@@ -87,9 +97,9 @@ impl Failure {
     }
 
     /// A call in the user's own transaction that failed, by whichever driver.
-    pub(super) fn in_transaction(reported: Option<ServerError<'_>>, error: &impl fmt::Display) -> Self {
+    pub(super) fn in_transaction(allow: &str, reported: Option<ServerError<'_>>, error: &impl fmt::Display) -> Self {
         match reported {
-            Some(reported) => Self::reported("postgres, in this transaction,", &reported),
+            Some(reported) => Self::reported("postgres, in this transaction,", allow, &reported),
             None => Self::new(
                 Kind::Unanswered,
                 format!("postgres was asked in this transaction and did not answer: {error}"),
@@ -97,13 +107,14 @@ impl Failure {
         }
     }
 
-    fn reported(subject: &str, error: &ServerError<'_>) -> Self {
+    fn reported(subject: &str, allow: &str, error: &ServerError<'_>) -> Self {
+        let rights = format!("; the owner of the schema lets a role use it: {allow}");
         let ServerError { code, message, hint, is_fatal } = error;
         let hint = hint.map(|hint| format!(" ({hint})")).unwrap_or_default();
         let (kind, advice) = if *code == SqlState::INSUFFICIENT_PRIVILEGE && message.contains("for database") {
             (Kind::Denied, "; connect as the database's owner, or let it `grant create on database` to this role")
         } else if *code == SqlState::INSUFFICIENT_PRIVILEGE {
-            (Kind::Denied, "; the owner of the schema lets a role use it: select SCHEMA.allow('ROLE')")
+            (Kind::Denied, rights.as_str())
         } else if *code == SqlState::INVALID_PASSWORD || *code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION {
             (
                 Kind::Denied,

@@ -1,6 +1,6 @@
 //! Where a `postgres://` backend is and how it is used, as its URL and the usual environment say.
 
-use std::{path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+use std::{fmt::Write as _, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 use rustls::ClientConfig;
 use tokio_postgres::{
@@ -121,6 +121,8 @@ const OWN: [&str; 13] = [
 impl PostgresOptions {
     /// Parses a URL: `postgres://user@host:5432/db?schema=leasehold&liveness=ttl`.
     ///
+    /// `postgres:` alone means `postgres://`: the environment says where the server is.
+    ///
     /// Besides the usual parameters of a Postgres URL, it may have `schema`, `liveness=ttl|connection`,
     /// `pooler=auto|none|session|transaction`, `durability=durable|async|unlogged`,
     /// `history=all|problems|off`, `connections` (8 by default), `init=1` to install a missing schema,
@@ -131,6 +133,7 @@ impl PostgresOptions {
     /// `InvalidConfig` if the URL cannot be used; the message never shows a password.
     pub fn from_url(url: &str, namespace: &str, clock: Arc<dyn Clock>, connect_limit: Duration) -> Result<Self> {
         let (place, query) = url.split_once('?').unwrap_or((url, ""));
+        let place = if matches!(place, "postgres:" | "postgresql:") { "postgres://" } else { place };
         let is_own = |parameter: &&str| OWN.contains(&parameter.split('=').next().unwrap_or_default());
         let (own, theirs): (Vec<&str>, Vec<&str>) =
             query.split('&').filter(|parameter| !parameter.is_empty()).partition(is_own);
@@ -333,15 +336,47 @@ impl PostgresOptions {
 
     /// The server in words that hold no secret: `db.internal:5432/locks`.
     pub(super) fn place(&self) -> String {
+        let (host, port, database) = self.server();
+        format!("{host}:{port}/{database}")
+    }
+
+    /// The first host, its port, and the database.
+    fn server(&self) -> (String, u16, &str) {
         let host = match self.config.get_hosts().first() {
             Some(Host::Tcp(name)) => name.clone(),
             Some(Host::Unix(path)) => path.display().to_string(),
             None => self.config.get_hostaddrs().first().map(ToString::to_string).unwrap_or_default(),
         };
         let port = self.config.get_ports().first().copied().unwrap_or(5432);
-        let database = self.config.get_dbname().or(self.config.get_user()).unwrap_or_default();
-        format!("{host}:{port}/{database}")
+        (host, port, self.config.get_dbname().or(self.config.get_user()).unwrap_or_default())
     }
+
+    /// The URL of the same schema for another role, as a word of a shell; without a password and other parameters.
+    pub(super) fn url_of(&self, role: &str) -> String {
+        let (host, port, database) = self.server();
+        let host = if host.contains(':') { format!("[{host}]") } else { percent_encoded(&host) };
+        let (role, database) = (percent_encoded(role), percent_encoded(database));
+        let url = format!("postgres://{role}@{host}:{port}/{database}");
+        if self.schema == "leasehold" { url } else { format!("'{url}?schema={}'", self.schema) }
+    }
+
+    /// The statement by which the owner of the schema lets this role use it.
+    pub(super) fn allow_statement(&self) -> String {
+        let role = self.config.get_user().unwrap_or("ROLE").replace('\'', "''");
+        format!("select {}.allow('{role}')", self.schema)
+    }
+}
+
+/// The text with `%XX` for all that may mean something in a URL or in a shell.
+fn percent_encoded(text: &str) -> String {
+    text.bytes().fold(String::with_capacity(text.len()), |mut encoded, byte| {
+        if byte.is_ascii_alphanumeric() || b"-._".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            let _infallible = write!(encoded, "%{byte:02X}");
+        }
+        encoded
+    })
 }
 
 /// Takes a parameter that is one of a few words.
@@ -384,6 +419,29 @@ mod tests {
         assert_eq!((options.durability, options.history), (Durability::Async, History::Problems));
         assert_eq!((options.pooler, options.connections), (Pooler::Session, 3));
         assert_eq!((options.place().as_str(), options.config.get_options()), ("h:5433/db", Some("-c x=y")));
+    }
+
+    #[test]
+    fn a_url_without_a_place_leaves_all_to_the_environment() {
+        let whole = parse("postgres://").unwrap();
+        for url in ["postgres:", "postgresql:", "postgresql://"] {
+            assert_eq!(parse(url).unwrap().config, whole.config, "{url}");
+        }
+        let options = parse("postgres:?liveness=connection&options=-c%20x%3Dy&schema=locks").unwrap();
+        assert_eq!((options.liveness, options.schema.as_str()), (LivenessOption::Connection, "locks"));
+        assert_eq!((options.place(), options.config.get_options()), (whole.place(), Some("-c x=y")));
+    }
+
+    #[test]
+    fn what_another_role_has_to_do_names_the_place_the_schema_and_the_roles() {
+        let options = parse("postgres://app:s3cret@db:5433/shop?sslmode=disable").unwrap();
+        assert_eq!(options.url_of("owner"), "postgres://owner@db:5433/shop");
+        assert_eq!(options.allow_statement(), "select leasehold.allow('app')");
+        let options = parse("postgres://o%27neil@[::1]/a%20b?schema=locks").unwrap();
+        assert_eq!(options.url_of("Ada@example.com"), "'postgres://Ada%40example.com@[::1]:5432/a%20b?schema=locks'");
+        assert_eq!(options.allow_statement(), "select locks.allow('o''neil')");
+        let options = parse("postgres://app@%2Frun%2Fpg/shop").unwrap();
+        assert_eq!(options.url_of("owner"), "postgres://owner@%2Frun%2Fpg:5432/shop");
     }
 
     #[test]

@@ -203,6 +203,24 @@ async fn found(connection: &Connection) -> Result<Option<Found>, Failure> {
     decode::found(&connection.call(Call::Version, &[]).await?)
 }
 
+/// The error for a database without the schema: says who can make it, and how.
+async fn missing(connection: &Connection, options: &PostgresOptions) -> Result<Failure, Failure> {
+    let schema = &options.schema;
+    let (is_this_role, owner) = decode::installer(&connection.call(Call::Installer, &[]).await?)?;
+    let message = if is_this_role {
+        format!("this database has no schema {schema}; run `leasehold init` with this URL, or connect with ?init=1")
+    } else {
+        // This role's own URL would only lead to the next refusal.
+        format!(
+            "this database has no schema {schema}, and this role may not make it; its owner, {owner}, runs once: \
+             `leasehold init -b {}`, and then: {}",
+            options.url_of(&owner),
+            options.allow_statement()
+        )
+    };
+    Ok(Failure::new(Kind::Config, message))
+}
+
 /// Refuses a schema that this library cannot work with; installs a missing one when that is wanted.
 pub(super) async fn check(connection: &Connection, options: &PostgresOptions) -> Result<(), Failure> {
     let schema = &options.schema;
@@ -215,12 +233,7 @@ pub(super) async fn check(connection: &Connection, options: &PostgresOptions) ->
         if options.init {
             return install_on(connection, options, None).await.map(drop);
         }
-        return Err(Failure::new(
-            Kind::Config,
-            format!(
-                "this database has no schema {schema}; run `leasehold init` with this URL, or connect with ?init=1"
-            ),
-        ));
+        return Err(missing(connection, options).await?);
     };
     if there.version < newest() {
         return Err(Failure::new(

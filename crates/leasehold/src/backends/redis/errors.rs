@@ -1,12 +1,14 @@
 //! What an error of Redis means to the user.
 
+use std::time::Duration;
+
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use super::{
     keys,
     options::{Address, RedisOptions, Topology},
 };
-use crate::Error;
+use crate::{Error, lease::rounded};
 
 /// Error for a rejected request; nothing was changed.
 pub(super) fn refused(options: &RedisOptions, error: &RedisError) -> Error {
@@ -45,6 +47,10 @@ fn refused_text_by(server: &str, options: &RedisOptions, text: &str) -> Error {
     if ["NOPERM", "can't access", "no permissions"].iter().any(|word| text.contains(word)) {
         return Error::permission_denied(message(&rights(options)));
     }
+    if text.contains("DB index is out of range") {
+        let advice = "name a database that the server has, such as 0, or raise `databases` in its configuration";
+        return Error::invalid_config(message(advice));
+    }
     Error::unavailable(if text.contains("OOM") {
         message("it is out of memory: leases that are held go on, new ones need a higher maxmemory")
     } else if text.contains("MISCONF") {
@@ -70,7 +76,26 @@ pub(super) fn unreachable(server: &str, options: &RedisOptions, error: &RedisErr
     if error.kind() == ErrorKind::Parse {
         return Error::invalid_config(format!("{server} answers, but not as a Redis server does; check host and port"));
     }
-    Error::unavailable(format!("cannot reach {server}: {}", text(error)))
+    let text = text(error);
+    let was_cut = error.is_connection_dropped() && !error.is_connection_refusal();
+    // What a server without TLS answers to a handshake.
+    let is_no_tls = text.contains("corrupt message");
+    let advice = if was_cut || is_no_tls { format!("; {}", other_protocol(options)) } else { String::new() };
+    Error::unavailable(format!("cannot reach {server}: {text}{advice}"))
+}
+
+/// The error of a server that was not reached within the limit.
+pub(super) fn too_slow(options: &RedisOptions, limit: Duration) -> Error {
+    let (server, advice) = (options.display_url(), other_protocol(options));
+    Error::unavailable(format!("{server} did not answer within {:?}; {advice}", rounded(limit)))
+}
+
+/// What to look at if a server hangs up or waits for more: it may speak another protocol.
+fn other_protocol(options: &RedisOptions) -> &'static str {
+    match options.tls {
+        Some(_) => "does the server speak TLS? otherwise redis://",
+        None => "does a Redis server listen on that port? if it speaks TLS: rediss://",
+    }
 }
 
 /// The error of a sentinel.

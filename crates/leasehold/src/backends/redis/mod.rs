@@ -46,7 +46,7 @@ use self::{
     upkeep::WatchUpkeep,
 };
 use crate::{
-    Error, Result,
+    Result,
     backend::{
         self, Backend, EventStream, Finding, Guarantees, Hints, Inspect, Liveness, OpenOptions, Opening, Operation,
         Performed, Reach,
@@ -191,10 +191,10 @@ pub(crate) fn open(url: &str, options: &OpenOptions) -> Opening {
     Box::pin(async move {
         let mut chosen = chosen?;
         chosen.connect_limit = limit;
-        let display_url = chosen.display_url();
+        let too_slow = errors::too_slow(&chosen, limit);
         match time::timeout(limit, RedisBackend::open(chosen)).await {
             Ok(opened) => Ok(opened? as Arc<dyn Backend>),
-            Err(_) => Err(Error::unavailable(format!("{display_url} did not answer within {limit:?}"))),
+            Err(_) => Err(too_slow),
         }
     })
 }

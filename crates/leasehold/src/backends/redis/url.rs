@@ -73,8 +73,7 @@ fn on_network(rest: &str, kind: &str, namespace: &str) -> Result<RedisOptions> {
         }
         _ => return Err(invalid("after the + comes unix, sentinel or cluster")),
     };
-    let servers = hosts.split(',').map(|host| address(host, port)).collect::<Option<Vec<_>>>();
-    let servers = servers.ok_or_else(|| invalid("a server is written host:port or [ipv6]:port"))?;
+    let servers = hosts.split(',').map(|host| address(host, port)).collect::<Result<Vec<_>>>()?;
     if topology == Topology::Single && servers.len() > 1 {
         return Err(invalid("several servers need redis+sentinel://, redis+cluster:// or redlock://"));
     }
@@ -163,10 +162,11 @@ fn read_file(name: &str, path: &str) -> Result<Vec<u8>> {
     fs::read(path).map_err(|error| Error::invalid_config(format!("{name}={path} cannot be read")).caused_by(error))
 }
 
-fn address(text: &str, default_port: u16) -> Option<Address> {
+fn address(text: &str, default_port: u16) -> Result<Address> {
+    let malformed = || invalid("a server is written host:port or [ipv6]:port");
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => {
-            let (host, port) = rest.split_once(']')?;
+            let (host, port) = rest.split_once(']').ok_or_else(malformed)?;
             (host, port.strip_prefix(':'))
         }
         None => match text.split_once(':') {
@@ -174,12 +174,19 @@ fn address(text: &str, default_port: u16) -> Option<Address> {
             None => (text, None),
         },
     };
-    let port = port.map_or(Some(default_port), |port| port.parse().ok())?;
+    let port = match port {
+        None => default_port,
+        Some(port) if port.is_empty() || !port.bytes().all(|byte| byte.is_ascii_digit()) => return Err(malformed()),
+        Some(port) => {
+            let port = port.parse().ok().filter(|port| *port != 0);
+            port.ok_or_else(|| invalid("the port is 1 to 65535"))?
+        }
+    };
     let fits = |c: char| c.is_alphanumeric() || ".:-_%".contains(c);
-    if port == 0 || !host.chars().all(fits) {
-        return None;
+    if !host.chars().all(fits) {
+        return Err(malformed());
     }
-    Some(Address::Tcp { host: if host.is_empty() { String::from("localhost") } else { host.to_owned() }, port })
+    Ok(Address::Tcp { host: if host.is_empty() { String::from("localhost") } else { host.to_owned() }, port })
 }
 
 fn decoded(text: &str) -> Result<String> {
@@ -213,6 +220,16 @@ mod tests {
         assert_eq!(shown("valkey://"), "redis://localhost:6379");
         for url in ["unix:///run/a%20b.sock?database=2", "redis+unix:///run/a%20b.sock?database=2"] {
             assert_eq!((shown(url).as_str(), parse(url).unwrap().database), ("redis+unix:///run/a b.sock", 2));
+        }
+        for (url, why) in [
+            ("redis://127.0.0.1:99999", "the port is 1 to 65535"),
+            ("redis://[::1]:0", "the port is 1 to 65535"),
+            ("redis://host:", "host:port"),
+            ("redis://host:port", "host:port"),
+            ("redis://::1", "[ipv6]:port"),
+        ] {
+            let error = parse(url).unwrap_err().to_string();
+            assert!(error.contains(why), "{url}: {error}");
         }
         assert!(parse("redis+unix://relative.sock").unwrap_err().to_string().contains("whole path"));
     }

@@ -1,8 +1,8 @@
 //! Errors that name the nodes which kept a majority from being reached.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, time::Duration};
 
-use super::nodes::Nodes;
+use super::{node::Abstention, nodes::Nodes};
 use crate::{Error, Result, lease::Resource};
 
 impl Nodes {
@@ -37,7 +37,27 @@ impl Nodes {
             let _infallible = write!(message, "{separator}{} ({why})", node.name);
             separator = ", ";
         }
+        if let Some(left) = self.time_to_majority(failures) {
+            // Some seconds more than that, since the command counts from its start.
+            let enough = (left.as_secs() / 10 + 1) * 10;
+            let advice = "; try again then, or keep trying: the command does with --connect-timeout";
+            let _infallible = write!(message, "{advice} {enough}s");
+        }
         message
+    }
+
+    /// When a majority will vote, if nothing but the age of memories is missing.
+    fn time_to_majority(&self, failures: &[(usize, Error)]) -> Option<Duration> {
+        let answered = (0..self.len()).filter(|at| failures.iter().all(|(failed, _)| failed != at));
+        let mut times: Vec<Duration> = answered
+            .filter_map(|at| match self.abstains(at) {
+                None => Some(Duration::ZERO),
+                Some(Abstention::Young(left)) => Some(left),
+                Some(Abstention::Duplicate | Abstention::AgeUnknown) => None,
+            })
+            .collect();
+        times.sort_unstable();
+        times.get(self.majority() - 1).copied().filter(|left| !left.is_zero())
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{
     backend::{Backend, Backoff, OpenOptions},
     backends,
     clock::Clock,
-    lease::{Answer, Brief, Grant, Incarnation, LeaseId, LeaseKey, Moment, Renewal, Resource, Timestamp, Ttl},
+    lease::{Answer, Brief, Grant, Incarnation, LeaseId, LeaseKey, Moment, Renewal, Resource, Timestamp, Ttl, rounded},
 };
 
 /// The longest pause before a node that cannot be opened, or that hangs, is tried again.
@@ -121,7 +121,7 @@ impl Node {
             let limit = options.connect_limit;
             let opened = match time::timeout(limit, backends::open(url, options)).await {
                 Ok(opened) => opened,
-                Err(_) => Err(Error::unavailable(format!("did not answer within {limit:?}"))),
+                Err(_) => Err(Error::unavailable(format!("did not answer within {:?}", rounded(limit)))),
             };
             match opened {
                 Ok(backend) => {

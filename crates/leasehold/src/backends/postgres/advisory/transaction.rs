@@ -82,7 +82,7 @@ pub async fn try_lock_in_as<K: Into<Key>>(
 }
 
 fn failed(error: &tokio_postgres::Error) -> Error {
-    Failure::calling("this transaction", error).error()
+    Failure::calling("this transaction", "select SCHEMA.allow('ROLE')", error).error()
 }
 
 /// Keys in the global lock order.

@@ -15,7 +15,7 @@ use tokio_postgres::{
     types::{ToSql, Type},
 };
 
-use super::{Connection, Parameter};
+use super::{Connection, Connector, Parameter};
 use crate::{
     Result,
     backends::postgres::{
@@ -115,9 +115,9 @@ impl Connection {
     }
 
     fn check_answer<T>(&self, answer: Option<Result<T, Error>>, limit: Duration) -> Result<T, Failure> {
-        let place = &self.connector.place;
+        let Connector { place, allow, .. } = &*self.connector;
         if let Some(answer) = answer {
-            return answer.map_err(|error| Failure::calling(place, &error));
+            return answer.map_err(|error| Failure::calling(place, allow, &error));
         }
         self.cancel();
         Err(Failure::new(Kind::Unanswered, format!("postgres at {place} did not answer within {limit:?}")))

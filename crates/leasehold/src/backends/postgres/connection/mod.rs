@@ -8,6 +8,7 @@ mod tls;
 
 use std::{
     future::poll_fn,
+    io,
     os::fd::OwnedFd,
     sync::{Arc, OnceLock, atomic::AtomicBool},
 };
@@ -50,6 +51,8 @@ pub(super) type Notifications = mpsc::UnboundedReceiver<Notification>;
 pub(super) struct Connector {
     pub(super) options: PostgresOptions,
     pub(super) place: String,
+    /// The statement that gives this role the rights, which the schema's owner runs.
+    allow: String,
     pub(super) runtime: Handle,
     tls: Tls,
     texts: Vec<String>,
@@ -102,6 +105,7 @@ impl Connector {
         }
         Ok(Arc::new(Self {
             place: options.place(),
+            allow: options.allow_statement(),
             tls: options.tls()?,
             runtime: Handle::current(),
             texts: calls::texts(&options.schema),
@@ -131,9 +135,8 @@ impl Connector {
         listener: Option<mpsc::UnboundedSender<Notification>>,
     ) -> Result<Connection, Failure> {
         let limit = self.options.connect_limit;
-        timeout(limit, self.connect_unlimited(listener)).await.unwrap_or_else(|_| {
-            Err(Failure::new(Kind::Unavailable, format!("postgres at {} did not answer within {limit:?}", self.place)))
-        })
+        let connected = timeout(limit, self.connect_unlimited(listener)).await;
+        connected.unwrap_or_else(|_| Err(Failure::too_slow(&self.place, limit)))
     }
 
     async fn connect_unlimited(
@@ -203,7 +206,7 @@ impl Connector {
             return self.connect_by_own_socket(config, listener).await;
         }
         let connected = config.connect(self.tls.0.clone()).await;
-        let (client, driver) = connected.map_err(|error| Failure::connecting(&self.place, &error))?;
+        let (client, driver) = connected.map_err(|error| self.cannot_connect(&error))?;
         Ok(RawConnection { client, driver: self.drive(driver, listener), socket: None })
     }
 
@@ -240,7 +243,11 @@ impl Connector {
             let dialled = match dial::dial(config, &self.tls.0, target, limit).await {
                 Ok(Ok(dialled)) => dialled,
                 Ok(Err(error)) => {
-                    failure = Failure::connecting(&self.place, &error);
+                    failure = self.cannot_connect(&error);
+                    continue;
+                }
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                    failure = Failure::too_slow(&self.place, limit);
                     continue;
                 }
                 Err(error) => {
@@ -266,8 +273,12 @@ impl Connector {
         client
             .query_typed(self.text(Call::ServerInfo), &[])
             .await
-            .map_err(|error| Failure::connecting(&self.place, &error))
+            .map_err(|error| self.cannot_connect(&error))
             .and_then(|rows| decode::server_info(&rows))
+    }
+
+    fn cannot_connect(&self, error: &tokio_postgres::Error) -> Failure {
+        Failure::connecting(&self.place, &self.allow, error)
     }
 
     fn text(&self, call: Call) -> &str {

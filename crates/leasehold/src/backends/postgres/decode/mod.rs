@@ -244,6 +244,12 @@ pub(super) fn found(rows: &[Row]) -> Result<Option<Found>, Failure> {
     Ok(Some(Found { version, usable_since: get(row, "usable_since")?, unlogged: get(row, "unlogged")? }))
 }
 
+/// Whether this role may install the schema, and the name of the role that owns it, or else the database.
+pub(super) fn installer(rows: &[Row]) -> Result<(bool, String), Failure> {
+    let row = rows.first().ok_or_else(|| unexpected("nothing about its owner"))?;
+    Ok((get(row, "is_this_role")?, get(row, "owner")?))
+}
+
 /// The one value of one row.
 pub(super) fn only<'a, T: FromSql<'a>>(rows: &'a [Row]) -> Result<T, Failure> {
     by_index(rows.first().ok_or_else(|| unexpected("no row"))?, 0)

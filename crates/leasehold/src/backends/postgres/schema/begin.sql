@@ -4,7 +4,9 @@ perform set_config('search_path', 'pg_catalog', true), set_config('check_functio
 -- Whoever may change a schema could put code there that runs with the rights of those who call it.
 if exists (select from pg_namespace n where n.nspname = 'leasehold' and pg_get_userbyid(n.nspowner) <> current_user) then
   raise exception 'the schema leasehold belongs to another role than %', current_user
-    using errcode = 'LH001', hint = 'Look who made it: drop it, install as its owner, or choose another with ?schema=.';
+    using errcode = 'LH001', hint = (
+      select format('Run init as that role, %s, or choose another schema with ?schema=.', pg_get_userbyid(n.nspowner))
+      from pg_namespace n where n.nspname = 'leasehold');
 end if;
 if exists (select from pg_namespace n, aclexplode(n.nspacl) a
     where n.nspname = 'leasehold' and a.privilege_type = 'CREATE' and a.grantee <> n.nspowner) then

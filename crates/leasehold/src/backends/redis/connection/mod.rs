@@ -321,9 +321,7 @@ impl Shared {
         };
         match time::timeout(limit, connecting).await {
             Ok(connected) => connected,
-            Err(_) => {
-                Err(Error::unavailable(format!("{} did not answer within {limit:?}", self.options.display_url())))
-            }
+            Err(_) => Err(errors::too_slow(&self.options, limit)),
         }
     }
 
