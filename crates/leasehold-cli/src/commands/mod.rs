@@ -111,7 +111,7 @@ fn own_directory_hint() -> String {
 
 /// Whether the database was reached, and `init` has not made its schema or has not updated it.
 fn lacks_schema(failure: &CommandError) -> bool {
-    failure.code == exit::CONFIG && failure.message.contains("`leasehold init`")
+    failure.code == exit::CONFIG && failure.message.contains("`leasehold init")
 }
 
 /// What every command has.
@@ -177,7 +177,8 @@ impl CommandContext<'_> {
     /// Adds what to do to a backend that cannot be opened; for a database that is not ready, the command that makes
     /// it so.
     fn advise(&self, failure: CommandError) -> CommandError {
-        if lacks_schema(&failure) {
+        // A message that names the owner's URL has the whole command already.
+        if lacks_schema(&failure) && failure.message.contains("`leasehold init`") {
             return failure.hint(self.settings.command("init"));
         }
         match self.settings.default_directory() {
