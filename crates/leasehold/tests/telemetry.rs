@@ -123,7 +123,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
         self.all().push(span);
     }
 
-    /// Events are kept beside the spans, by their level.
+    /// Records an event like a span, with its level as the name.
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let metadata = event.metadata();
         let mut seen = Seen {

@@ -156,7 +156,7 @@ fn a_command_that_gives_its_own_lease_back_is_told_what_it_did() {
     ran.assert_code(121);
     let told = "leasehold: x was released, with its handle: by the command, which has it (LEASEHOLD_LEASE)?";
     assert_eq!(ran.stderr.lines().last(), Some(told), "{ran:?}");
-    // One who was evicted is told by whom, and nothing of this.
+    // After an eviction the line names who evicted it, and says nothing of a release.
     let (ready, script) = (sandbox.path("ready"), format!("touch {}; exec sleep 600", sandbox.path("ready").display()));
     let evicted = run_evicted(&sandbox, &["run", "x", "-c", &script], &ready);
     assert!(!evicted.stderr.contains("was released"), "{evicted:?}");
