@@ -23,7 +23,7 @@ use std::{
 use leasehold::{
     Guard, Lease, Leasehold, Loss,
     clock::{Clock, SystemClock},
-    lease::{Ending, HistoryFilter, Moment, Names},
+    lease::{Ending, Moment},
 };
 use leasehold_supervise::{Caught, OnLost, Signal, Signals};
 use rustix::{
@@ -43,7 +43,7 @@ use crate::{
     args::AcquireArgs,
     exit::{self, CommandError, Result},
     output::{Line, Output},
-    work::run_under_lease::{RELEASE_LIMIT, evicted, lost, who_evicted},
+    work::run_under_lease::{RELEASE_LIMIT, evicted, lost, recorded_ending, who_evicted},
 };
 
 /// How long to look whether a lease was released, before its process learns that it is lost.
@@ -342,13 +342,14 @@ async fn close_to_its_end(lease: &Lease, grace: Duration) {
 /// History tells. Without a history entry: if the backend's data is older than the lease, the lease was released, not
 /// forgotten.
 async fn was_released(locks: &Leasehold, lease: &Lease) -> bool {
-    let filter = HistoryFilter::new(Names::Exactly(lease.resource().clone())).limit(100);
-    let Ok(Ok(history)) = tokio::time::timeout(HISTORY_LIMIT, locks.history(&filter)).await else { return false };
-    if let Some(ended) = history.iter().find(|ended| ended.fence == Some(lease.fence())) {
-        return matches!(ended.ending, Ending::Released | Ending::Failed | Ending::Cancelled);
+    match recorded_ending(locks, lease, HISTORY_LIMIT).await {
+        Ok(Some(ending)) => matches!(ending, Ending::Released | Ending::Failed | Ending::Cancelled),
+        Ok(None) => {
+            let held = SystemClock.wall().since(lease.acquired_at());
+            locks.backend().age().is_none_or(|age| age > held)
+        }
+        Err(_unknown) => false,
     }
-    let held = SystemClock.wall().since(lease.acquired_at());
-    locks.backend().age().is_none_or(|age| age > held)
 }
 
 fn watch(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {

@@ -389,7 +389,9 @@ async fn say_who_ended(locks: &Leasehold, leases: &[Lease], done: &mut WorkResul
             done.reason = Some(Loss::Evicted.as_str().to_owned());
             done.details = Some(format!("{}: {details}", loss_message(Loss::Evicted)));
             output.print(evicted(lease, &details));
-        } else if lease.loss() == Some(Loss::Gone) && was_released(locks, lease).await {
+        } else if lease.loss() == Some(Loss::Gone)
+            && let Ok(Some(Ending::Released | Ending::Failed)) = recorded_ending(locks, lease, HISTORY_LIMIT).await
+        {
             let name = lease.resource();
             let words =
                 format!("{name} was released, with its handle: by the command, which has it (LEASEHOLD_LEASE)?");
@@ -398,12 +400,13 @@ async fn say_who_ended(locks: &Leasehold, leases: &[Lease], done: &mut WorkResul
     }
 }
 
-/// Whether the history has that this lease was released, which its holder did not do.
-async fn was_released(locks: &Leasehold, lease: &Lease) -> bool {
+/// How this lease ended by the history, `None` if the history does not have it. Fails if the history cannot be read
+/// within the limit.
+pub(crate) async fn recorded_ending(locks: &Leasehold, lease: &Lease, limit: Duration) -> exit::Result<Option<Ending>> {
     let filter = HistoryFilter::new(Names::Exactly(lease.resource().clone())).limit(1000);
-    let Ok(Ok(history)) = tokio::time::timeout(HISTORY_LIMIT, locks.history(&filter)).await else { return false };
-    let ended = history.iter().find(|ended| ended.fence == Some(lease.fence()));
-    ended.is_some_and(|ended| matches!(ended.ending, Ending::Released | Ending::Failed))
+    let read = tokio::time::timeout(limit, locks.history(&filter)).await;
+    let history = read.map_err(|_| CommandError::unavailable("the history was not read in time"))??;
+    Ok(history.iter().find(|ended| ended.fence == Some(lease.fence())).map(|ended| ended.ending))
 }
 
 /// Who took this lease away and why, if somebody did and the history has it.
