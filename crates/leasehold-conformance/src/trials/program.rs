@@ -3,7 +3,7 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use leasehold::{
-    Guard, Leasehold, Result,
+    Error, Guard, Leasehold, Result,
     backend::Backend,
     lease::{EndedLease, HistoryFilter, LeaseState, ListFilter, Names},
 };
@@ -56,11 +56,20 @@ impl Way {
         }
     }
 
+    /// Tries again while the outcome is unknown: on a busy machine, a server may answer after the limit of a try.
     pub(crate) async fn try_acquire(self, locks: &Leasehold, name: &str) -> Result<Option<Guard>> {
-        match self {
-            Self::Mutex => locks.mutex(name).try_acquire().await,
-            Self::WriteLock => locks.write(name).try_acquire().await,
-            Self::Semaphore => locks.semaphore(name, 1).try_acquire().await,
+        let lock = match self {
+            Self::Mutex => locks.mutex(name),
+            Self::WriteLock => locks.write(name),
+            Self::Semaphore => locks.semaphore(name, 1),
+        };
+        let mut tries_left = 5;
+        loop {
+            let answer = lock.try_acquire().await;
+            tries_left -= 1;
+            if tries_left == 0 || !answer.as_ref().is_err_and(Error::outcome_unknown) {
+                return answer;
+            }
         }
     }
 }
