@@ -76,10 +76,16 @@ fn a_waiter_of_the_library_is_handed_what_psql_releases() {
     install_schema(&server.url(), None).unwrap();
     let locks = connect(&server.url());
     server.psql("select leasehold.acquire_lock('job', 'psql', 3600)");
-    let waiter = std::thread::spawn(move || blocking::wait(locks.mutex("job").acquire()).unwrap());
+    // Asks by itself every 20 s.
+    let waits = locks.mutex("job").ttl(Duration::from_secs(60)).wait(Duration::from_secs(60));
+    let waiter = std::thread::spawn(move || blocking::wait(waits.acquire()).unwrap());
     until(|| server.psql("select waiting from leasehold.resource where name = 'job'") == "1");
+    let released = SystemClock.now();
     assert_eq!(server.psql("select leasehold.release_lock('job', 'psql')"), "t");
+    assert_eq!(server.psql("select leasehold.acquire_lock('job', 'other')"), "f", "somebody waited before");
     let guard = waiter.join().unwrap();
+    let took = SystemClock.now().since(released);
+    assert!(took < Duration::from_secs(10), "held after {took:?}");
     assert_eq!(server.psql("select leasehold.release_lock('job', 'psql')"), "f", "it is another's now");
     blocking::wait(guard.release()).unwrap();
 }

@@ -175,7 +175,8 @@ begin
   if not found then
     return null;
   end if;
-  update leasehold.resource x set waiting = x.waiting + 1, has_entries = true,
+  -- A row with entries is not plain: else acquire_lock() and release_lock() would pass over the queue.
+  update leasehold.resource x set waiting = x.waiting + 1, has_entries = true, last_fence = a.fence,
     next_end = case when expiry = 'infinity' then '-infinity' else least(x.next_end, expiry) end
   where x.namespace = c.namespace and x.name = q.name;
   a.verdict := 'q';
@@ -268,7 +269,9 @@ begin
   end if;
   select * into w from leasehold.entry x
   where x.namespace = c.namespace and x.name = q.name and x.fence is null order by x.seq limit 1;
-  if w.units <> w.capacity or r.id is null and r.used <> w.units or not leasehold._may_grant(c.namespace, q.name) then
+  if w.units <> w.capacity or r.id is null and (r.used <> w.units or not exists (select from leasehold.entry x
+      where x.id = q.id and x.namespace = c.namespace and x.name = q.name and x.fence is not null and x.units = x.capacity))
+    or not leasehold._may_grant(c.namespace, q.name) then
     return null;
   end if;
   t := clock_timestamp();
@@ -278,12 +281,8 @@ begin
   if r.id is not null then
     e := leasehold._inline_entry(r);
   else
-    delete from leasehold.entry x
-    where x.id = q.id and x.namespace = c.namespace and x.name = q.name and x.fence is not null and x.units = x.capacity
+    delete from leasehold.entry x where x.id = q.id and x.namespace = c.namespace and x.name = q.name
     returning * into e;
-    if not found then
-      return null;
-    end if;
   end if;
   w.fence := leasehold._next_fence(greatest(r.last_fence, r.fence), leasehold._micros(t), w.floor);
   update leasehold.entry x set fence = w.fence, acquired_at = t
