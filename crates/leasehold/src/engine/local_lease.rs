@@ -104,8 +104,10 @@ struct LocalState {
     sent: u64,
     /// The number of the newest renewal that was answered.
     newest_renewal: u64,
-    /// The same among the explicit ones, which may change the ttl and the metadata.
-    newest_explicit_renewal: u64,
+    /// The same among those that set the ttl.
+    newest_ttl_change: u64,
+    /// The same among those that set the metadata.
+    newest_metadata_change: u64,
     retry: Option<Box<Backoff>>,
     /// The pauses between polls of a backend that does not push grants.
     backoff: Option<Box<Backoff>>,
@@ -255,7 +257,8 @@ impl LocalLease {
                 evicted: false,
                 sent: 1,
                 newest_renewal: 0,
-                newest_explicit_renewal: 0,
+                newest_ttl_change: 0,
+                newest_metadata_change: 0,
                 retry: None,
                 backoff: (!pushes).then(|| Box::new(options.backoff)),
                 tries: 0,
@@ -917,15 +920,21 @@ impl LocalLease {
             && state.last_answer.as_ref().is_some_and(|answer| answer.belief.has_ended())
     }
 
-    /// Remembers what an explicit renewal changed at the backend, unless a later one was answered before.
+    /// Remembers what an explicit renewal changed at the backend, unless a later change was answered before.
+    ///
+    /// A renewal that sets the metadata or downgrades the lease leaves the ttl as it is: it may have been made before the
+    /// ttl changed.
     pub(crate) fn on_explicit_renewal(&self, renewal: &Renewal, sent: Sent) {
         let mut state = self.state.lock();
-        if sent.number < state.newest_explicit_renewal {
-            return;
+        let changes_ttl = renewal.metadata.is_none() && renewal.downgrade.is_none();
+        if changes_ttl && sent.number > state.newest_ttl_change {
+            state.newest_ttl_change = sent.number;
+            self.ttl_micros.store(micros(renewal.ttl.get()), Ordering::Relaxed);
         }
-        state.newest_explicit_renewal = sent.number;
-        self.ttl_micros.store(micros(renewal.ttl.get()), Ordering::Relaxed);
-        if let Some(metadata) = &renewal.metadata {
+        if let Some(metadata) = &renewal.metadata
+            && sent.number > state.newest_metadata_change
+        {
+            state.newest_metadata_change = sent.number;
             state.metadata = Some(Box::new(metadata.clone()));
         }
     }

@@ -306,18 +306,34 @@ fn a_grant_that_is_pushed_before_its_answer_came_has_the_time_of_the_push() {
 }
 
 #[test]
-fn an_explicit_renewal_counts_though_a_later_renewal_was_answered_first() {
+fn explicit_renewals_count_though_a_later_renewal_was_answered_first() {
     let lease = held(|_| {}, Belief::Ttl);
-    let mut longer = lease.renewal();
+    let (mut longer, mut marked) = (lease.renewal(), lease.renewal());
     longer.ttl = Ttl::new(Duration::from_secs(600)).unwrap();
-    longer.metadata = Some(Metadata::from_iter([(String::from("step"), 2.into())]));
-    let (explicit, periodic) = (lease.number_call(at(1)), lease.number_call(at(2)));
+    marked.metadata = Some(Metadata::from_iter([(String::from("step"), 2.into())]));
+    let [first, second, periodic] = [1, 2, 3].map(|second| lease.number_call(at(second)));
     let standing = Standing::Holding(grant(7));
     assert_eq!(lease.on_standing(standing, &lease.renewal(), periodic, &Belief::Ttl, at(3)), Next::Schedule);
-    lease.on_explicit_renewal(&longer, explicit);
-    let _nothing_to_schedule = lease.on_standing(standing, &longer, explicit, &Belief::Ttl, at(4));
+    // The one that sets the metadata was made with the ttl of before.
+    for (renewal, sent) in [(&marked, second), (&longer, first)] {
+        lease.on_explicit_renewal(renewal, sent);
+        let _nothing_to_schedule = lease.on_standing(standing, renewal, sent, &Belief::Ttl, at(4));
+    }
     assert_eq!(lease.validity.deadline(), at(1).after(longer.ttl.get()).before(margin(longer.ttl.get())));
-    assert_eq!((lease.ttl(), lease.metadata()), (longer.ttl, longer.metadata.unwrap()));
+    assert_eq!((lease.ttl(), lease.metadata()), (longer.ttl, marked.metadata.unwrap()));
+}
+
+#[test]
+fn a_change_of_metadata_that_is_answered_late_leaves_the_ttl_alone() {
+    let lease = held(|_| {}, Belief::Ttl);
+    let (mut longer, mut marked) = (lease.renewal(), lease.renewal());
+    longer.ttl = Ttl::new(Duration::from_secs(600)).unwrap();
+    marked.metadata = Some(Metadata::from_iter([(String::from("step"), 2.into())]));
+    for renewal in [longer.clone(), marked] {
+        let sent = lease.number_call(at(1));
+        lease.on_explicit_renewal(&renewal, sent);
+    }
+    assert_eq!(lease.ttl(), longer.ttl);
 }
 
 #[test]
