@@ -2,6 +2,7 @@
 
 use std::{
     future::poll_fn,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     task::{Poll, ready},
     time::Duration,
@@ -156,10 +157,12 @@ impl Engine {
         task.instrument(within)
     }
 
-    /// Reports a release that panicked, and tries again in the background.
+    /// Tries a release that panicked again in the background, and reports it. Whoever listens to the report may have
+    /// panicked before: a second panic here would end the process.
     fn on_release_panic(self: &Arc<Self>, span: &Span, lease: &Arc<LocalLease>, outcome: &Outcome, now: Moment) {
-        self.telemetry.released(span, lease, outcome, &Err(release_panicked(lease)), now);
         self.spawn_release(lease, outcome.clone());
+        let report = || self.telemetry.released(span, lease, outcome, &Err(release_panicked(lease)), now);
+        let _panicked_again = catch_unwind(AssertUnwindSafe(report));
     }
 
     /// Runs the release on the I/O thread and sends its result to the receiver.
