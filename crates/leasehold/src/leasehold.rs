@@ -7,7 +7,7 @@ use crate::{
     backend::{Backend, EventStream, Finding, Guarantees, OpenOptions},
     backends,
     clock::{Clock, SystemClock},
-    engine::{Engine, Lease, Reentries, Wait, telemetry::CallKind},
+    engine::{Engine, Lease, Loss, Reentries, Wait, telemetry::CallKind},
     lease::{
         EndedLease, Evicted, Fence, HistoryFilter, HistoryPage, Holder, LeaseHandle, LeaseRecord, ListFilter, Names,
         Outcome, Page, Released, Renewal, Resource, RunRecord, RunReport, Standing, Ttl, rounded,
@@ -233,7 +233,11 @@ impl Leasehold {
     /// Releases a lease by its handle, even if another process acquired it.
     pub async fn release(&self, handle: &LeaseHandle, outcome: Outcome) -> Result<Released> {
         if let Some(lease) = Lease::held(&self.0.engine, handle.key())? {
-            return lease.release_as(outcome).await;
+            let released = lease.release_as(outcome.clone()).await;
+            // Lost here, it may still be held at the backend, which was not asked.
+            if !(matches!(released, Ok(Released::Gone)) && lease.loss() == Some(Loss::RenewTimeout)) {
+                return released;
+            }
         }
         let key = handle.key().clone();
         let answer =
