@@ -119,7 +119,8 @@ pub(super) async fn unanswered_list(context: TrialContext) {
     let (faulty, one) = faulty(&context).await;
     let held = truth.mutex("x").acquire().await.expect("it is free");
     let gate = faulty.hold_requests_of(BackendCall::List);
-    let lock = one.mutex("x").wait(Duration::from_millis(500));
+    // Long enough for a busy server to answer the request, which is not what this is about.
+    let lock = one.mutex("x").wait(Duration::from_secs(3));
     let waited = time::timeout(SOON, lock.acquire()).await;
     let error = waited.expect("it ends when it promised").expect_err("another holds");
     assert_eq!(error.kind(), ErrorKind::WaitElapsed, "{error}");
