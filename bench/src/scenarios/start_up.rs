@@ -1,6 +1,8 @@
 //! One short command under a lock, from start to end, beside flock(1).
 
 use std::{
+    env, io,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
 };
@@ -12,11 +14,23 @@ use crate::{postgres_locks, stopwatch::Stopwatch};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "start-up",
-    title: "`leasehold run NAME -- true` from start to end, supervisor included, beside `flock FILE true`.",
+    title: "`leasehold run NAME -- true` from start to end, supervisor included, beside `flock FILE true`. The command is \
+            the one that `scripts/dist` made, as it is shipped, if it is there.",
     measure,
 };
 
+/// The command as it is shipped, a static binary, or the one that was built with the benchmark; and which it is.
+fn command() -> io::Result<(PathBuf, &'static str)> {
+    let built = env::current_exe()?.with_file_name("leasehold");
+    let target = built.parent().and_then(Path::parent);
+    match target.map(|target| target.join("x86_64-unknown-linux-musl/dist/leasehold")) {
+        Some(shipped) if shipped.exists() => Ok((shipped, "The command is the static binary that is shipped.")),
+        _ => Ok((built, "The command is the release build, linked dynamically.")),
+    }
+}
+
 fn measure(effort: Effort, section: &mut Section) -> Result<()> {
+    let (command, which) = command()?;
     let directory = tempfile::tempdir()?;
     let postgres = postgres_locks::server(&two_workers()?, true)?;
     let redis = redis::Server::start();
@@ -25,7 +39,7 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
     flock.arg(directory.path().join("flock")).arg("true");
     let mut contenders = vec![flock];
     for url in &urls {
-        let mut leasehold = Command::new(std::env::current_exe()?.with_file_name("leasehold"));
+        let mut leasehold = Command::new(&command);
         leasehold.args(["run", "-q", "start-up", "--", "true"]).env("LEASEHOLD_URL", url);
         contenders.push(leasehold);
     }
@@ -36,6 +50,7 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
             rounds[index].push(millis_of_a_run(&mut contenders[index], effort.seconds)?);
         }
     }
+    section.note(which);
     let bars = [("file:", Bar::AtMost(3.5)), ("postgres:", Bar::AtMost(8.0)), ("redis:", Bar::AtMost(8.0))];
     let flock = rounds.remove(0);
     section.figure("flock".to_owned(), Spread::of(flock.iter().copied()).median, "ms", None);
