@@ -14,7 +14,7 @@ use std::{
 
 use leasehold_testkit::{
     Flow, Proxy,
-    postgres::{Postgres, program},
+    postgres::{Postgres, pretended_schema_version, program},
 };
 use rustix::process::Signal;
 use sandbox::{Ran, Running, Sandbox, is_alive, on_any_backend, read_soon, until};
@@ -154,13 +154,13 @@ fn a_lease_tied_to_a_process_ends_with_it() {
 fn a_newer_schema_is_used_as_long_as_it_says_so() {
     let (sandbox, server) = (Sandbox::new(), Postgres::shared());
     let url = prepared(&sandbox, &server, "init_newer");
-    psql(&url, "insert into leasehold.migration values (1000, 1)");
+    psql(&url, &pretended_schema_version(1000, 1));
     run(&sandbox, &url, &["run", "x", "--", "true"]).assert_code(0);
     run(&sandbox, &url, &["check", "x", "--succeeded-within", "1h"]).assert_code(0);
     run(&sandbox, &url, &["check", "y", "--succeeded-within", "1h"]).assert_code(1);
     let ready = run(&sandbox, &url, &["init"]);
     assert!(ready.stdout.starts_with("ready already, version 1000"), "{ready:?}");
-    psql(&url, "update leasehold.migration set usable_since = 1000 where version = 1000");
+    psql(&url, &pretended_schema_version(1000, 1000));
     for args in [&["init"][..], &["run", "x", "--", "true"]] {
         let newer = run(&sandbox, &url, args);
         newer.assert_code(78);

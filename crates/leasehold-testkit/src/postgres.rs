@@ -180,6 +180,11 @@ impl Postgres {
         self.try_psql("postgres", sql).unwrap_or_else(|error| panic!("psql: {error}"))
     }
 
+    /// Makes the schema look as if this version of it was installed.
+    pub fn pretend_schema_version(&self, version: u32, usable_since: u32) {
+        self.psql(&pretended_schema_version(version, usable_since));
+    }
+
     /// Runs SQL as a role; `Err` is what psql complains about.
     ///
     /// # Errors
@@ -421,4 +426,14 @@ fn binary(name: &str) -> PathBuf {
 fn send(pid: u32, signal: Signal) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).unwrap();
     let _gone_already = kill_process(pid, signal);
+}
+
+/// The statements that make the schema look as if this version of it was installed.
+pub fn pretended_schema_version(version: u32, usable_since: u32) -> String {
+    format!(
+        "delete from leasehold.migration where version >= {version};\n\
+         insert into leasehold.migration values ({version}, {usable_since});\n\
+         create or replace function leasehold.version(out version int, out usable_since int, out unlogged boolean)\n\
+         language sql immutable as 'select {version}, {usable_since}, false'"
+    )
 }

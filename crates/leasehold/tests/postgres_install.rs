@@ -148,10 +148,10 @@ fn versions_have_a_window_in_which_both_work() {
     let server = Postgres::start();
     install_schema(&server.url(), None).unwrap();
     let connect = || blocking::wait(Leasehold::connect(&server.url()));
-    server.psql("insert into leasehold.migration values (1000, 1)");
+    server.pretend_schema_version(1000, 1);
     let locks = connect().unwrap();
     blocking::wait(blocking::wait(locks.mutex("x").acquire()).unwrap().release()).unwrap();
-    server.psql("update leasehold.migration set usable_since = 1000 where version = 1000");
+    server.pretend_schema_version(1000, 1000);
     let newer = connect().unwrap_err();
     assert!(newer.kind() == ErrorKind::InvalidConfig && newer.to_string().contains("update the library"), "{newer}");
 }

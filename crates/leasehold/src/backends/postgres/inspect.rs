@@ -109,6 +109,8 @@ impl Inspect for PostgresBackend {
     }
 
     async fn record_runs(&self, reports: &[RunReport]) -> Result<()> {
+        let mut reports: Vec<&RunReport> = reports.iter().collect();
+        reports.sort_by(|one, other| one.resource.as_str().cmp(other.resource.as_str()));
         let names: Vec<&str> = reports.iter().map(|report| report.resource.as_str()).collect();
         let skips: Vec<i64> = reports.iter().map(|report| long(report.skips)).collect();
         let held_by: Vec<Option<&str>> =

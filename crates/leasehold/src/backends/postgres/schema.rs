@@ -33,6 +33,7 @@ const VERSIONS: &[Version] = &[Version {
 }];
 
 const BEGIN: &str = include_str!("schema/begin.sql");
+const VERSION_FUNCTION: &str = include_str!("schema/version_function.sql");
 const EXPOSE: &str = include_str!("schema/expose.sql");
 const UNINSTALL: &str = include_str!("schema/uninstall.sql");
 
@@ -155,6 +156,7 @@ fn statement(options: &PostgresOptions, expose: Option<&str>, installed: i32) ->
         let record = format!("insert into leasehold.migration (version, usable_since) values ({number}, {since});\n");
         text.push_str(&named(&record, &options.schema));
     }
+    text.push_str(&named(VERSION_FUNCTION, &options.schema));
     if let Some(target) = expose {
         let target = options::schema(target)?;
         if target == options.schema {
@@ -200,7 +202,7 @@ async fn found(connection: &Connection) -> Result<Option<Found>, Failure> {
     if !server_info.installed || !connection.call(Call::OtherOwner, &[]).await?.is_empty() {
         return Ok(None);
     }
-    decode::found(&connection.call(Call::Version, &[]).await?)
+    decode::found(&connection.call(Call::Version, &[]).await?).map(Some)
 }
 
 /// The error for a database without the schema: says who can make it, and how.
@@ -225,7 +227,7 @@ async fn missing(connection: &Connection, options: &PostgresOptions) -> Result<F
 pub(super) async fn check(connection: &Connection, options: &PostgresOptions) -> Result<(), Failure> {
     let schema = &options.schema;
     let there = if connection.server_info.installed {
-        decode::found(&connection.call(Call::Version, &[]).await?)?
+        Some(decode::found(&connection.call(Call::Version, &[]).await?)?)
     } else {
         None
     };

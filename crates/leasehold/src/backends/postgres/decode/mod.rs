@@ -4,7 +4,7 @@
 mod fuzz;
 mod records;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Deserialize;
 use tokio_postgres::{
@@ -25,7 +25,7 @@ use crate::{
     backend::Hint,
     lease::{
         Busy, Decision, Evicted, Fence, Grant, HeldBy, Holder, Incarnation, LeaseId, Mode, QueuePosition, Released,
-        Resource, Shape, Standing, Timestamp,
+        Resource, Shape, Standing, Timestamp, micros,
     },
 };
 
@@ -227,21 +227,27 @@ pub(super) fn hint(line: &str) -> Option<Hint> {
 
 pub(super) fn server_info(rows: &[Row]) -> Result<ServerInfo, Failure> {
     let row = rows.first().ok_or_else(|| unexpected("nothing about itself"))?;
-    let timeline: i64 = get(row, "timeline")?;
-    let started: i64 = get(row, "started_us")?;
+    let walfile: Option<&str> = get(row, "walfile")?;
+    let timeline = walfile.and_then(|name| u64::from_str_radix(name.get(..8)?, 16).ok()).unwrap_or(0);
+    let started: SystemTime = get(row, "started")?;
+    let started_us = started.duration_since(UNIX_EPOCH).map_or(0, micros);
     Ok(ServerInfo {
-        in_recovery: get(row, "in_recovery")?,
-        incarnation: Incarnation(started.unsigned_abs() ^ timeline.unsigned_abs() << 52),
+        in_recovery: walfile.is_none(),
+        incarnation: Incarnation(started_us ^ timeline << 52),
         installed: get(row, "installed")?,
         marker: get(row, "marker")?,
-        default_transaction_ok: get(row, "default_transaction_ok")?,
+        default_transaction_ok: get::<&str>(row, "isolation")? == "read committed"
+            && get::<&str>(row, "read_only")? == "off",
     })
 }
 
-pub(super) fn found(rows: &[Row]) -> Result<Option<Found>, Failure> {
+pub(super) fn found(rows: &[Row]) -> Result<Found, Failure> {
     let row = rows.first().ok_or_else(|| unexpected("no version"))?;
-    let Some(version) = get(row, "version")? else { return Ok(None) };
-    Ok(Some(Found { version, usable_since: get(row, "usable_since")?, unlogged: get(row, "unlogged")? }))
+    Ok(Found {
+        version: get(row, "version")?,
+        usable_since: get(row, "usable_since")?,
+        unlogged: get(row, "unlogged")?,
+    })
 }
 
 /// Whether this role may install the schema, and the name of the role that owns it, or else the database.

@@ -11,12 +11,6 @@ create table leasehold.migration (
   applied_at timestamptz not null default clock_timestamp()
 );
 
--- The installed version, and the oldest one that a library may have been written for.
-create function leasehold.version(out version int, out usable_since int)
-language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-  select m.version, m.usable_since from leasehold.migration m order by m.version desc limit 1
-$$;
-
 -- One row per name. A holder that found nobody else there is kept in the row
 -- itself (the inline holder): then taking and giving back is one update each.
 -- A *plain* row, last_fence being null, is as acquire_lock() leaves it: what it does not set has the defaults,

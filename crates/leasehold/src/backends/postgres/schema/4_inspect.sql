@@ -90,27 +90,27 @@ begin
   return opened;
 end $$;
 
--- Adds reports to the records of runs: RunRecord::add, and where a name was added RunTable::trim.
+-- Adds reports to the records of runs: RunRecord::add, and where a name was added RunTable::trim. They come in the order of
+-- their names, so that two calls never wait for each other in a circle.
 create function leasehold.record_runs(
   p_namespace text, p_kept_us bigint, p_most int, p_names text[], p_skips bigint[], p_held_by text[], p_successes boolean[]
 ) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
 declare
   t timestamptz := clock_timestamp();
-  is_larger boolean;
+  is_new boolean;
+  is_larger boolean := false;
 begin
-  with recorded as (
-    insert into leasehold.run as r
-    select p_namespace, u.name, sum(u.skips), max(t) filter (where u.skips > 0),
-      (array_agg(u.held_by order by u.at desc) filter (where u.skips > 0))[1], max(t) filter (where u.success), t
-    from unnest(p_names, p_skips, p_held_by, p_successes) with ordinality u(name, skips, held_by, success, at)
-    group by u.name order by u.name collate "C"
+  for i in 1 .. cardinality(p_names) loop
+    insert into leasehold.run as r values (p_namespace, p_names[i], p_skips[i], case when p_skips[i] > 0 then t end,
+      case when p_skips[i] > 0 then p_held_by[i] end, case when p_successes[i] then t end, t)
     on conflict (namespace, name) do update set skips = r.skips + excluded.skips,
       held_by = case when excluded.last_skip is null then r.held_by else excluded.held_by end,
       last_skip = coalesce(excluded.last_skip, r.last_skip), last_success = coalesce(excluded.last_success, r.last_success),
       reported_at = excluded.reported_at
-    returning r.xmax = 0 as is_new)
-  select bool_or(x.is_new) into is_larger from recorded x;
+    returning r.xmax = 0 into is_new;
+    is_larger := is_larger or is_new;
+  end loop;
   if is_larger then
     delete from leasehold.run r where r.namespace = p_namespace and r.name in (
       select x.name from leasehold.run x

@@ -1,10 +1,8 @@
--- What kind of server this is. Timeline and start are its incarnation.
-select pg_is_in_recovery() as in_recovery,
-  case when pg_is_in_recovery() then 0 else
-    ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint end as timeline,
-  (extract(epoch from pg_postmaster_start_time()) * 1000000)::bigint as started_us,
+-- What kind of server this is. The name of its WAL file, which begins with the timeline and which a standby does not have,
+-- and its start are its incarnation.
+select case when not pg_is_in_recovery() then pg_walfile_name(pg_current_wal_lsn()) end as walfile,
+  pg_postmaster_start_time() as started,
   to_regprocedure('leasehold.version()') is not null as installed,
   -- The marker in the startup options of this server session; behind a pooler they are not ours.
   current_setting('leasehold_client.connection', true) as marker,
-  current_setting('transaction_isolation') = 'read committed' and current_setting('transaction_read_only') = 'off'
-    as default_transaction_ok
+  current_setting('transaction_isolation') as isolation, current_setting('transaction_read_only') as read_only
