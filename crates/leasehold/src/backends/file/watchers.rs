@@ -37,8 +37,8 @@ pub(super) struct Watchers {
     own_presence: Arc<OwnPresence>,
     file: File,
     streams: EventHub,
-    /// Where the line of this instance is, while it has one.
-    line: Mutex<Option<u64>>,
+    /// Whether this instance has a line in the file.
+    listed: Mutex<bool>,
 }
 
 impl Watchers {
@@ -46,35 +46,38 @@ impl Watchers {
         let path = directory.watchers();
         let file = safe_open::regular(File::options().read(true).write(true), &path);
         let file = file.map_err(|error| cannot("open", &path, error))?;
-        Ok(Self { directory, own_presence, file, streams: EventHub::new(), line: Mutex::default() })
+        Ok(Self { directory, own_presence, file, streams: EventHub::new(), listed: Mutex::default() })
     }
 
     /// A stream of what happens to these resources from now on, in any process. Blocks while the file is locked.
     pub(super) fn watch(&self, names: Names) -> Result<EventStream> {
-        let mut line = self.line.lock();
-        if line.is_none() {
-            *line = Some(self.join()?);
+        let mut listed = self.listed.lock();
+        if !*listed {
+            self.join()?;
+            *listed = true;
             self.own_presence.widen();
         }
         Ok(self.streams.watch(names))
     }
 
-    /// Takes the first free line.
-    fn join(&self) -> Result<u64> {
+    /// Takes the first free line. A line that a failed write left to this instance is used again: with two lines it would
+    /// get each event twice.
+    fn join(&self) -> Result<()> {
         let path = self.directory.watchers();
         // Opened again: flock belongs to the open file, and threads sharing it would not exclude each other.
         let locked = safe_open::regular(File::options().read(true).write(true), &path);
         let locked = locked.map_err(|error| cannot("open", &path, error))?;
         latch::lock_within(&locked, &path, latch::PATIENCE)?;
         let taken = self.lines().and_then(|lines| {
-            let living =
-                |id: Uuid| id != self.own_presence.id() && presence::presence_of(&self.directory, id) != Presence::Dead;
-            let free = lines.iter().position(|line| !line.is_some_and(living));
-            let at = (free.unwrap_or(lines.len()) * LINE) as u64;
+            let own = self.own_presence.id();
+            let living = |id: Uuid| presence::presence_of(&self.directory, id) != Presence::Dead;
+            let ours = lines.iter().position(|line| *line == Some(own));
+            let usable = ours.or_else(|| lines.iter().position(|line| !line.is_some_and(living)));
+            let at = (usable.unwrap_or(lines.len()) * LINE) as u64;
             if at >= LARGEST as u64 {
                 return Err(io::Error::other("too many processes watch"));
             }
-            self.file.write_all_at(format!("{}\n", self.own_presence.id().simple()).as_bytes(), at).map(|()| at)
+            self.file.write_all_at(format!("{}\n", own.simple()).as_bytes(), at)
         });
         let _closing_unlocks = locked.unlock();
         taken.map_err(|error| cannot("write", &path, error))
@@ -108,23 +111,25 @@ impl Watchers {
         let is_dead = |id: &Uuid| presence::send(&self.directory, *id, &line) == Delivery::Dead;
         let dead: HashSet<Uuid> = to.iter().copied().filter(is_dead).collect();
         if !dead.is_empty() {
-            self.forget(&dead);
+            let _tried_again_by_the_next_event = self.free_lines_of(&dead);
         }
     }
 
-    /// Frees the lines of instances that died, unless another process has locked the file.
-    fn forget(&self, dead: &HashSet<Uuid>) {
+    /// Frees the lines of instances that died or stopped watching.
+    ///
+    /// Returns whether none of them has a line any more: nothing is freed while another process has locked the file.
+    fn free_lines_of(&self, gone: &HashSet<Uuid>) -> bool {
         let path = self.directory.watchers();
-        let Ok(locked) = safe_open::regular(File::options().read(true).write(true), &path) else { return };
+        let Ok(locked) = safe_open::regular(File::options().read(true).write(true), &path) else { return false };
         if !latch::try_lock(&locked, &path).unwrap_or(false) {
-            return;
+            return false;
         }
-        for (at, line) in self.lines().unwrap_or_default().iter().enumerate() {
-            if line.is_some_and(|id| dead.contains(&id)) {
-                let _tried_again_later = self.file.write_all_at(&FREE, (at * LINE) as u64);
-            }
-        }
+        let freed = self.lines().and_then(|lines| {
+            let theirs = lines.iter().enumerate().filter(|(_, line)| line.is_some_and(|id| gone.contains(&id)));
+            theirs.map(|(at, _)| self.file.write_all_at(&FREE, (at * LINE) as u64)).fold(Ok(()), Result::and)
+        });
         let _closing_unlocks = locked.unlock();
+        freed.is_ok()
     }
 
     /// Hands an event to the streams. If no stream is left, this instance stops watching.
@@ -141,26 +146,61 @@ impl Watchers {
         self.streams.missed();
     }
 
+    /// Frees our own line once no stream is left. If that fails, the next event tries again.
     fn leave_if_idle(&self) {
-        let mut line = self.line.lock();
-        if self.streams.is_idle() {
-            self.leave(line.take());
+        let mut listed = self.listed.lock();
+        if *listed && self.streams.is_idle() && self.leave() {
+            *listed = false;
         }
     }
 
     /// Frees our own line, unless it is another's by now: others take the line of an instance that seems dead.
-    fn leave(&self, line: Option<u64>) {
-        if line.is_some() {
-            self.forget(&HashSet::from([self.own_presence.id()]));
-        }
+    fn leave(&self) -> bool {
+        self.free_lines_of(&HashSet::from([self.own_presence.id()]))
     }
 }
 
 impl Drop for Watchers {
     fn drop(&mut self) {
-        if !self.own_presence.is_inherited() {
-            let line = self.line.get_mut().take();
-            self.leave(line);
+        if *self.listed.get_mut() && !self.own_presence.is_inherited() {
+            let _else_freed_as_a_dead_instance = self.leave();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{backends::file::FileOptions, clock::SystemClock};
+
+    fn watchers(directory: &Arc<Directory>) -> Watchers {
+        let own_presence = Arc::new(OwnPresence::create(Arc::clone(directory)).unwrap());
+        Watchers::open(Arc::clone(directory), own_presence).unwrap()
+    }
+
+    #[test]
+    fn an_instance_that_cannot_leave_stays_listed_once_and_leaves_later() {
+        let root = tempfile::tempdir().unwrap();
+        let url = format!("file://{}", root.path().display());
+        let options = FileOptions::from_url(&url, "test", Arc::new(SystemClock)).unwrap();
+        let directory = Arc::new(Directory::open(&options).unwrap());
+        let (first, second) = (watchers(&directory), watchers(&directory));
+        drop((first.watch(Names::All).unwrap(), second.watch(Names::All).unwrap()));
+        first.leave_if_idle();
+
+        let locked = File::open(directory.watchers()).unwrap();
+        locked.lock().unwrap();
+        second.leave_if_idle();
+        locked.unlock().unwrap();
+        assert_eq!(second.list(), [second.own_presence.id()]);
+        let watching = second.watch(Names::All).unwrap();
+        assert_eq!(second.list(), [second.own_presence.id()], "a free line before its own is not taken");
+
+        drop(watching);
+        locked.lock().unwrap();
+        second.leave_if_idle();
+        locked.unlock().unwrap();
+        second.leave_if_idle();
+        assert!(second.list().is_empty());
     }
 }
