@@ -3,10 +3,11 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use leasehold::{
-    Guard, Holder, Leasehold, Lock, Metadata, Resource, Ttl,
+    Guard, Holder, Leasehold, Lock, Metadata, Outcome, Resource, Ttl,
     clock::{Clock, SystemClock},
     lease::{Claim, Mode, Moment},
 };
+use tokio::task::JoinSet;
 
 use crate::{
     args::AskArgs,
@@ -93,9 +94,7 @@ impl LockRequest {
             match self.lock(locks, resource).acquire().await {
                 Ok(guard) => guards.push(guard),
                 Err(error) => {
-                    while let Some(guard) = guards.pop() {
-                        guard.release().await?;
-                    }
+                    give_back(guards).await;
                     return Err(error);
                 }
             }
@@ -138,5 +137,59 @@ impl LockRequest {
     /// Dropping the future leaves no lease and no place in a queue behind.
     pub(crate) async fn acquire_detached(&self, locks: &Leasehold) -> leasehold::Result<leasehold::Detached> {
         self.lock(locks, &self.resource).acquire_detached().await
+    }
+}
+
+/// Releases locks that were taken before another could not be had, side by side: a server that does not answer must not
+/// hold up the caller once for each.
+async fn give_back(guards: Vec<Guard>) {
+    let mut releases = JoinSet::new();
+    for guard in guards {
+        // The library logs a failure and tries again. The user has to learn why the other lock could not be had.
+        releases.spawn(async move { drop(guard.release_as(Outcome::Cancelled).await) });
+    }
+    releases.join_all().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use leasehold::{
+        ErrorKind,
+        backend::Backend,
+        backends::memory::MemoryBackend,
+        lease::{Ending, HistoryFilter, Names},
+    };
+    use leasehold_conformance::{BackendCall, Faulty};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn locks_given_back_because_another_is_busy_are_cancelled_and_the_busy_one_is_reported() {
+        let memory = MemoryBackend::private(Arc::new(SystemClock));
+        let others = Leasehold::builder().open(Arc::new(memory.sibling())).unwrap();
+        let faulty = Faulty::new(Arc::new(memory));
+        let locks = Leasehold::builder().open(Arc::clone(&faulty) as Arc<dyn Backend>).unwrap();
+        let _busy = others.mutex("b").acquire().await.unwrap();
+        faulty.drop_requests_of(BackendCall::Release, 1);
+        let first = resource("a").unwrap();
+        let request = LockRequest {
+            all: BTreeSet::from([first.clone(), resource("b").unwrap()]),
+            resource: first,
+            claim: Claim::EXCLUSIVE,
+            ttl: Ttl::DEFAULT,
+            wait: WaitLimit::Try,
+            began: SystemClock.now(),
+            holder: None,
+            note: None,
+            metadata: Metadata::new(),
+        };
+        let error = request.acquire(&locks).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error:#}");
+        let _released = others.mutex("a").acquire().await.unwrap();
+        let history = others.history(&HistoryFilter::new(Names::All)).await.unwrap();
+        let endings: Vec<_> = history.iter().map(|ended| (ended.resource.as_str(), ended.ending)).collect();
+        assert!(endings.contains(&("a", Ending::Cancelled)), "{endings:?}");
     }
 }
