@@ -777,16 +777,19 @@ impl LocalLease {
     /// Fails if the lease is not held at `now`, and records the loss if nothing has done so before.
     pub(crate) fn check(&self, now: Moment) -> Result<(), Next> {
         // `Validity::lose` sets the reason, then the deadline. Check both: this must fail once `lost` has completed.
-        if now >= self.validity.deadline() || self.validity.loss().is_some() {
-            return Err(self.on_deadline(now));
+        let seems_held = now < self.validity.deadline() && self.validity.loss().is_none();
+        if seems_held && !self.by_session.load(Ordering::Relaxed) {
+            return Ok(());
         }
-        if self.by_session.load(Ordering::Relaxed) {
-            let state = self.state.lock();
-            if matches!(state.phase, Phase::Held(_)) && self.session_ended(&state) {
-                return Err(self.lose(state, Loss::Gone));
-            }
+        // Compare again with the state locked: 1. this reads the deadline, which has passed  2. an answer that came before
+        // the deadline extends the lease, which is then held.
+        let state = self.state.lock();
+        match state.phase {
+            Phase::Held(_) if now >= self.validity.deadline() => Err(self.lose_by_deadline(state, now)),
+            Phase::Held(_) if self.session_ended(&state) => Err(self.lose(state, Loss::Gone)),
+            Phase::Held(_) => Ok(()),
+            _ => Err(Next::Nothing),
         }
-        Ok(())
     }
 
     /// Replaces the claim and returns the previous one. A downgrade does this before it asks the backend, so that

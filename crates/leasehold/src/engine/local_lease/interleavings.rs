@@ -7,7 +7,7 @@ use std::{
     future::poll_fn,
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst},
     },
 };
 
@@ -35,6 +35,8 @@ struct Harness {
     last_answered_send: AtomicU64,
     /// How often a transition lost or released the lease.
     ends: AtomicU32,
+    /// Whether a check found that the lease is not held.
+    check_failed: AtomicBool,
     /// A renewal that was sent before the threads began.
     in_flight: Option<(Renewal, Sent)>,
 }
@@ -42,7 +44,8 @@ struct Harness {
 impl Harness {
     fn new(lease: LocalLease, in_flight: Option<(Renewal, Sent)>) -> Arc<Self> {
         let (now, last_answered_send, ends) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU32::new(0));
-        Arc::new(Self { lease, now, last_answered_send, ends, in_flight })
+        let check_failed = AtomicBool::new(false);
+        Arc::new(Self { lease, now, last_answered_send, ends, check_failed, in_flight })
     }
 
     fn now(&self) -> Moment {
@@ -77,6 +80,7 @@ impl Harness {
                 true
             }
             Err(next) => {
+                self.check_failed.store(true, SeqCst);
                 self.follow(next);
                 false
             }
@@ -91,6 +95,7 @@ impl Harness {
             assert!(self.lease.check(at(0)).is_err(), "nothing revives it");
         } else {
             assert_eq!(ends, 0, "released while it is held");
+            assert!(!self.check_failed.load(SeqCst), "a check of a lease that is held failed");
             assert_ne!(self.lease.renew_at(), Moment::NEVER, "nobody will ask again");
         }
     }
@@ -135,6 +140,24 @@ fn an_answer_meets_the_deadline() {
         let renew = |harness: &Harness| harness.renew(Standing::Holding(grant(7)));
         let check = |harness: &Harness| while harness.check() {};
         together(&harness, &[let_time_pass, renew, check, see_the_loss]);
+        harness.assert_sound();
+    });
+}
+
+/// 1. The renewer reads the clock. 2. The deadline comes. 3. A check finds it passed. 4. The answer extends the lease.
+#[test]
+fn an_answer_meets_a_check_at_the_deadline() {
+    explore(SCHEDULES, || {
+        let harness = held_harness();
+        let let_the_deadline_come = |harness: &Harness| {
+            for seconds in [15, 29, 30] {
+                step();
+                harness.now.store(seconds, SeqCst);
+            }
+        };
+        let renew = |harness: &Harness| harness.renew(Standing::Holding(grant(7)));
+        let check = |harness: &Harness| while harness.check() && harness.now() < at(30) {};
+        together(&harness, &[let_the_deadline_come, renew, check]);
         harness.assert_sound();
     });
 }
