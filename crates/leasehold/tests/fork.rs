@@ -18,7 +18,7 @@ use std::{
 
 use fork::Fork;
 use leasehold::{
-    Guard, Leasehold, Result,
+    Guard, LeaseHealth, Leasehold, Loss, Result,
     lease::{HistoryFilter, LeaseId, ListFilter, Names, Outcome, Released},
 };
 use rustix::process::{Pid, Signal, getpid, kill_process};
@@ -188,6 +188,11 @@ fn inherited_calls(url: &str) {
         }
     }
     assert!(wrong.is_empty(), "on {url}: {wrong:?}");
+    let child = fork_child(|| {
+        let state = (held.guard().health(), held.guard().loss());
+        state == (LeaseHealth::Lost, Some(Loss::Gone))
+    });
+    assert_eq!(status_of(child, "health and loss"), 0, "on {url}: the child holds what its parent holds");
     held.assert_undisturbed();
     held.release();
 }

@@ -151,8 +151,12 @@ impl Lease {
         }
     }
 
-    /// Returns why the lease was lost; `None` while it is held.
+    /// Returns why the lease was lost, or that it was released; `None` while it is held. `Gone` in a forked child.
     pub fn loss(&self) -> Option<Loss> {
+        if self.engine.is_inherited() {
+            return Some(Loss::Gone);
+        }
+        let _records_loss = self.check();
         self.local.validity.loss()
     }
 

@@ -122,6 +122,17 @@ fn a_detached_lease_is_lost_when_its_ttl_is_over() {
 }
 
 #[test]
+fn a_detached_lease_says_why_it_was_lost_though_nobody_watched_it() {
+    run(async {
+        let bench = Bench::new();
+        let detached = bench.locks.mutex("r").ttl(TTL).acquire_detached().await.unwrap();
+        assert_eq!(detached.lease.loss(), None);
+        bench.clock.advance(TTL);
+        assert_eq!(detached.lease.loss(), Some(Loss::RenewTimeout));
+    });
+}
+
+#[test]
 fn a_detached_lease_that_is_released_is_no_longer_believed() {
     run(async {
         let bench = Bench::new();
