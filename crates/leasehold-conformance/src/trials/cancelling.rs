@@ -120,7 +120,7 @@ pub(super) async fn contended(context: TrialContext, way: Way) {
 
 pub(super) async fn every_call(context: TrialContext) {
     let truth = context.locks().await;
-    for call in 0..8 {
+    for call in 0..CALLS {
         for contended in [false, true] {
             let (faulty, one) = slow_locks(&context).await;
             let held = if contended { Some(truth.write("x").acquire().await.expect("free")) } else { None };
@@ -140,10 +140,12 @@ pub(super) async fn every_call(context: TrialContext) {
     }
 }
 
+/// How many calls `attempt` makes.
+const CALLS: usize = 8;
 /// The call that gets three leases, one after the other.
 const ALL: usize = 4;
 
-/// One of the calls that get something; all but the last two contend with a lock.
+/// One of the calls that get something. Each contends with a lock of `x`, or does nothing if `contended`.
 fn attempt(locks: &Leasehold, call: usize, contended: bool) -> DroppedAttempt<'static> {
     let locks = locks.clone();
     Box::pin(async move {
@@ -155,8 +157,9 @@ fn attempt(locks: &Leasehold, call: usize, contended: bool) -> DroppedAttempt<'s
             ALL => drop(locks.all(["a", "x", "z"]).acquire().await),
             5 => drop(locks.mutex("x").with(async |lease| lease.check()).await),
             6 => drop(locks.mutex("x").max_hold(SOON).acquire().await),
-            _ if contended => {}
-            _ => drop(locks.election("y").campaign().await),
+            7 if contended => {}
+            7 => drop(locks.election("y").campaign().await),
+            _ => unreachable!("there are {CALLS} calls"),
         }
     })
 }
