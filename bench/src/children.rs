@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    Result, crew, pairs,
+    Result, pairs, redis_workers,
     scenarios::{file_handoff, file_queue, memory_held},
 };
 
@@ -15,7 +15,7 @@ use crate::{
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let (kind, arguments) = arguments.split_first().ok_or("a child needs to know what to do")?;
     match kind.as_str() {
-        "crew" => crew::child(arguments),
+        "redis_workers" => redis_workers::child(arguments),
         "pairs" => pairs::child(arguments),
         "hold" => memory_held::child(arguments),
         "queue" => file_queue::child(arguments),

@@ -6,11 +6,11 @@
 
 mod allocations;
 mod children;
-mod contest;
-mod crew;
+mod comparison;
 mod pairs;
 mod postgres_locks;
 mod redis_locks;
+mod redis_workers;
 mod report;
 mod scenarios;
 mod stopwatch;
@@ -20,7 +20,7 @@ use std::{error::Error, fs, path::PathBuf, process::Command};
 
 use clap::Parser;
 
-use crate::{contest::Effort, report::Section, scenarios::SCENARIOS};
+use crate::{comparison::Effort, report::Section, scenarios::SCENARIOS};
 
 type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 

@@ -13,7 +13,7 @@ use tokio::{
 };
 use tokio_postgres::{Client, NoTls, Statement};
 
-use crate::{Result, contest::Contender, pairs};
+use crate::{Result, comparison::Contender, pairs};
 
 /// Starts a server; one that is durable waits for the disk.
 pub(crate) fn server(runtime: &Runtime, durable: bool) -> Result<Postgres> {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::contest::{Score, Spread};
+use crate::comparison::{Score, Spread};
 
 /// What a figure has to reach.
 #[derive(Clone, Copy, Debug)]
@@ -53,15 +53,15 @@ impl Section {
     }
 
     /// Adds one row for each contender of a comparison.
-    pub(crate) fn contenders(&mut self, standings: &[Score]) {
-        for standing in standings {
+    pub(crate) fn contenders(&mut self, scores: &[Score]) {
+        for score in scores {
             self.contenders.push(vec![
-                standing.name.to_owned(),
-                short(standing.micros),
-                short(standing.cpu_micros),
-                short(standing.allocations),
-                range(standing.ratio),
-                range(standing.cpu_ratio),
+                score.name.to_owned(),
+                short(score.micros),
+                short(score.cpu_micros),
+                short(score.allocations),
+                range(score.ratio),
+                range(score.cpu_ratio),
             ]);
         }
     }

@@ -18,14 +18,14 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
     let runtime = one_thread()?;
     let locks = runtime.block_on(Leasehold::connect(&url))?;
     let file = pairs::open_flock(&directory.path().join("flock"))?;
-    let standings = compare(
+    let scores = compare(
         effort,
         &[
             Contender::new("leasehold", |count| runtime.block_on(pairs::on(&locks, "order:42", count))),
             Contender::new("flock", |count| pairs::on_flock(&file, count)),
         ],
     )?;
-    section.contenders(&standings);
+    section.contenders(&scores);
     runtime.block_on(locks.close())?;
     let calls = SystemCalls::of_each_pair(&url, 500)?;
     section.figure("system calls of a pair", calls.total(), "", Some(Bar::AtMost(20.0)));

@@ -18,7 +18,7 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
     let locks = runtime.block_on(Leasehold::connect("memory:"))?;
     let keyed = KeyedLock::<String>::new();
     let mutex = tokio::sync::Mutex::new(());
-    let standings = compare(
+    let scores = compare(
         effort,
         &[
             Contender::new("leasehold", |count| runtime.block_on(pairs::on(&locks, "order:42", count))),
@@ -40,9 +40,9 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
             }),
         ],
     )?;
-    section.contenders(&standings);
-    section.figure("allocations of a pair", standings[0].allocations, "", Some(Bar::AtMost(8.0)));
-    section.figure("processor time of a pair", standings[0].cpu_micros, "µs", Some(Bar::AtMost(3.0)));
+    section.contenders(&scores);
+    section.figure("allocations of a pair", scores[0].allocations, "", Some(Bar::AtMost(8.0)));
+    section.figure("processor time of a pair", scores[0].cpu_micros, "µs", Some(Bar::AtMost(3.0)));
     // Many pairs, since the wake-ups of the engine's thread depend on time and not on pairs.
     let calls = SystemCalls::of_each_pair("memory:", 20_000)?;
     section.figure("system calls of a pair", calls.total(), "", None);

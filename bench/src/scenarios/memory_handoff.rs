@@ -20,7 +20,7 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
     let runtime = two_workers()?;
     let locks = runtime.block_on(Leasehold::connect("memory:"))?;
     let mutex = Arc::new(Mutex::new(()));
-    let standings = compare(
+    let scores = compare(
         effort,
         &[
             Contender::new("leasehold", |count| {
@@ -41,7 +41,7 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
             }),
         ],
     )?;
-    section.contenders(&standings);
-    section.ratio("rate, beside a tokio mutex", standings[1].ratio, Bar::AtLeast(0.05));
+    section.contenders(&scores);
+    section.ratio("rate, beside a tokio mutex", scores[1].ratio, Bar::AtLeast(0.05));
     Ok(())
 }

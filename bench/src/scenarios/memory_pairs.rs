@@ -23,7 +23,7 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
     let keyed = Arc::new(KeyedLock::<String>::new());
     let pool = Arc::new(LockPool::<String>::new());
     let map = Arc::new(Mutex::new(HashMap::<String, Arc<tokio::sync::Mutex<()>>>::new()));
-    let standings = compare(
+    let scores = compare(
         effort,
         &[
             Contender::new("leasehold", |count| {
@@ -71,8 +71,8 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
             }),
         ],
     )?;
-    section.contenders(&standings);
-    section.ratio("rate, beside keyed-lock", standings[1].ratio, Bar::AtLeast(0.3));
+    section.contenders(&scores);
+    section.ratio("rate, beside keyed-lock", scores[1].ratio, Bar::AtLeast(0.3));
     section.note("The map is never cleaned up; the others forget a name when nobody holds it.");
     Ok(())
 }

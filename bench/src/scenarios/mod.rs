@@ -23,14 +23,14 @@ pub(crate) mod memory_held;
 
 use tokio::runtime::{Builder, Runtime};
 
-use crate::{Result, contest::Effort, report::Section};
+use crate::{Result, comparison::Effort, report::Section};
 
 /// What nearly every scenario uses.
 mod prelude {
     pub(super) use super::{Scenario, one_thread, two_workers};
     pub(super) use crate::{
         Result,
-        contest::{Contender, Effort, Spread, compare},
+        comparison::{Contender, Effort, Spread, compare},
         pairs,
         report::{Bar, Section},
     };

@@ -29,10 +29,10 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
                     ours.pairs(Functions::Leasehold.name(), &runtime),
                     theirs.pairs(Functions::Classic.name(), &runtime),
                 ];
-                let standings = compare(effort, &contenders)?;
+                let scores = compare(effort, &contenders)?;
                 section.ratio(
                     format!("{what}: rate, beside the classic functions"),
-                    standings[1].ratio,
+                    scores[1].ratio,
                     Bar::AtLeast(least),
                 );
                 if clients == 8 && !durable {
@@ -57,12 +57,8 @@ fn busy(effort: Effort, runtime: &Runtime, section: &mut Section) -> Result<()> 
     let [ours, theirs] = callers(runtime, &server, 8)?;
     let contenders =
         [ours.tries(Functions::Leasehold.name(), runtime), theirs.tries(Functions::Classic.name(), runtime)];
-    let standings = compare(effort, &contenders)?;
-    section.ratio(
-        "8 clients, durable: failed tries, beside the classic functions",
-        standings[1].ratio,
-        Bar::AtLeast(5.0),
-    );
+    let scores = compare(effort, &contenders)?;
+    section.ratio("8 clients, durable: failed tries, beside the classic functions", scores[1].ratio, Bar::AtLeast(5.0));
     let written =
         || server.psql("select txid_snapshot_xmax(txid_current_snapshot())").parse::<f64>().unwrap_or(f64::NAN);
     let before = written();

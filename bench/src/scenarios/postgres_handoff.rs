@@ -40,10 +40,10 @@ fn measure_hand_offs(effort: Effort, durability: &str, section: &mut Section) ->
             async move { pairs::in_turns(locks.ok_or("no instance")?, "hot", count).await }
         })
     });
-    let standings = compare(effort, &[ours, blocked.in_turns("advisory locks", &runtime)])?;
-    section.contenders(&standings);
+    let scores = compare(effort, &[ours, blocked.in_turns("advisory locks", &runtime)])?;
+    section.contenders(&scores);
     let figure = format!("32 waiters, {durability}: rate, beside blocked advisory locks");
-    section.ratio(&figure, standings[1].ratio, Bar::AtLeast(0.5));
+    section.ratio(&figure, scores[1].ratio, Bar::AtLeast(0.5));
     for locks in instances {
         runtime.block_on(locks.close())?;
     }

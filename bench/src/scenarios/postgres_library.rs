@@ -24,10 +24,10 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
                 async move { pairs::on(&locks, &format!("order:{task}"), count).await }
             })
         });
-        let standings = compare(effort, &[ours, theirs.pairs(Functions::Classic.name(), &runtime)])?;
+        let scores = compare(effort, &[ours, theirs.pairs(Functions::Classic.name(), &runtime)])?;
         section.ratio(
             format!("{tasks} tasks: rate, beside the classic functions"),
-            standings[1].ratio,
+            scores[1].ratio,
             Bar::AtLeast(least),
         );
         runtime.block_on(locks.close())?;

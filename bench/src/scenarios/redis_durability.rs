@@ -26,15 +26,15 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
     let locks = runtime.block_on(Leasehold::connect(&url))?;
     let held = runtime.block_on(locks.mutex("held").ttl(Duration::from_secs(6)).acquire())?;
     let contender = Locks::Leasehold(locks.clone());
-    let standings = compare(
+    let scores = compare(
         effort,
         &[
             redis_pairs::contender("64 tasks", &runtime, &contender, 64),
             redis_pairs::contender("1 task", &runtime, &contender, 1),
         ],
     )?;
-    section.contenders(&standings);
-    section.ratio("rate, 64 tasks : 1 task", standings[1].ratio, Bar::AtLeast(20.0));
+    section.contenders(&scores);
+    section.ratio("rate, 64 tasks : 1 task", scores[1].ratio, Bar::AtLeast(20.0));
     section.figure("leases lost", f64::from(u8::from(held.check().is_err())), "", Some(Bar::AtMost(0.0)));
     drop(held);
     runtime.block_on(locks.close())?;

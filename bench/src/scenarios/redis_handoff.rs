@@ -33,7 +33,7 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
     let locks = runtime.block_on(Leasehold::builder().wait_forever().connect(&server.url()))?;
     let push = runtime.block_on(PushLock::open(&server))?;
     for waiters in [16, 64] {
-        let standings = compare(
+        let scores = compare(
             effort,
             &[
                 Contender::new("leasehold", |count| {
@@ -54,8 +54,8 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
                 }),
             ],
         )?;
-        section.contenders(&standings);
-        section.ratio(format!("{waiters} waiters: rate, beside push"), standings[1].ratio, Bar::AtLeast(0.8));
+        section.contenders(&scores);
+        section.ratio(format!("{waiters} waiters: rate, beside push"), scores[1].ratio, Bar::AtLeast(0.8));
     }
     runtime.block_on(locks.close())?;
     Ok(())

@@ -5,9 +5,9 @@ use tokio::runtime::Runtime;
 
 use super::prelude::*;
 use crate::{
-    contest::Score,
-    crew::Crew,
+    comparison::Score,
     redis_locks::{Locks, RedisLock, server_cpu},
+    redis_workers::RedisWorkers,
 };
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -25,9 +25,9 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
     section.figure("64 tasks: client processor time of a pair", many[0].cpu_micros, "µs", Some(Bar::AtMost(9.0)));
     section.ratio("64 tasks: rate, beside rslock", many[1].ratio, Bar::AtLeast(1.0));
     section.ratio("64 tasks: rate, beside raw", many[2].ratio, Bar::AtLeast(0.8));
-    let crews = by_processes(effort, &ports)?;
-    section.ratio("4 processes of 16 tasks: rate, beside rslock", crews[1].ratio, Bar::AtLeast(1.0));
-    section.ratio("4 processes of 16 tasks: rate, beside raw", crews[2].ratio, Bar::AtLeast(0.8));
+    let processes = by_processes(effort, &ports)?;
+    section.ratio("4 processes of 16 tasks: rate, beside rslock", processes[1].ratio, Bar::AtLeast(1.0));
+    section.ratio("4 processes of 16 tasks: rate, beside raw", processes[2].ratio, Bar::AtLeast(0.8));
     let one = by_tasks(effort, &ports, 1, |_| Ok(()))?;
     section.figure("1 task: leasehold's pair", one[0].micros, "µs", None);
     section.figure("1 task: client processor time of leasehold's pair", one[0].cpu_micros, "µs", None);
@@ -50,11 +50,11 @@ pub(super) fn by_tasks(
     }
     let contenders: Vec<Contender<'_>> =
         opened.iter().map(|(kind, locks)| contender(kind.name(), &runtime, locks, tasks)).collect();
-    let standings = compare(effort, &contenders)?;
+    let scores = compare(effort, &contenders)?;
     also(&contenders)?;
     drop(contenders);
     opened.into_iter().try_for_each(|(_, locks)| runtime.block_on(locks.close()))?;
-    Ok(standings)
+    Ok(scores)
 }
 
 /// Uncontended pairs of this many tasks.
@@ -69,12 +69,12 @@ pub(super) fn contender<'a>(name: &'static str, runtime: &'a Runtime, locks: &'a
 
 /// Compares the contenders with 16 tasks in each of 4 processes.
 pub(super) fn by_processes(effort: Effort, ports: &[u16]) -> Result<Vec<Score>> {
-    let mut crews = Vec::new();
+    let mut started = Vec::new();
     for kind in RedisLock::ALL {
-        crews.push((kind, Crew::start(kind, 4, 16, ports)?));
+        started.push((kind, RedisWorkers::start(kind, 4, 16, ports)?));
     }
     let contenders: Vec<Contender<'_>> =
-        crews.iter().map(|(kind, crew)| Contender::new(kind.name(), |count| crew.pairs(count))).collect();
+        started.iter().map(|(kind, workers)| Contender::new(kind.name(), |count| workers.pairs(count))).collect();
     compare(effort, &contenders)
 }
 

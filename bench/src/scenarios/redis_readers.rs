@@ -19,7 +19,7 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
     let server = Server::start();
     let runtime = two_workers()?;
     let locks = runtime.block_on(Leasehold::builder().wait_forever().connect(&server.url()))?;
-    let standings = compare(
+    let scores = compare(
         effort,
         &[
             Contender::new("95 % readers", |count| {
@@ -45,8 +45,8 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
             }),
         ],
     )?;
-    section.contenders(&standings);
-    section.ratio("rate, beside uncontended mutexes", standings[1].ratio, Bar::AtLeast(0.5));
+    section.contenders(&scores);
+    section.ratio("rate, beside uncontended mutexes", scores[1].ratio, Bar::AtLeast(0.5));
     runtime.block_on(locks.close())?;
     Ok(())
 }

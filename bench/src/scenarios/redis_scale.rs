@@ -47,9 +47,9 @@ fn live_leases(effort: Effort, runtime: &Runtime, section: &mut Section) -> Resu
         redis_pairs::contender("1,000 live leases", runtime, &on_few, 64),
         redis_pairs::contender("1,000,000 live leases", runtime, &on_many, 64),
     ];
-    let standings = compare(effort, &contenders)?;
-    section.contenders(&standings);
-    section.ratio("time of a pair, 1,000,000 : 1,000 live leases", standings[1].ratio, Bar::AtMost(1.3));
+    let scores = compare(effort, &contenders)?;
+    section.contenders(&scores);
+    section.ratio("time of a pair, 1,000,000 : 1,000 live leases", scores[1].ratio, Bar::AtMost(1.3));
     let mut ratios = Vec::new();
     for _ in 0..5 {
         let mut costs = Vec::new();

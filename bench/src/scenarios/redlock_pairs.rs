@@ -24,8 +24,8 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
     let many = by_tasks(effort, &ports, 64, |_| Ok(()))?;
     section.contenders(&many);
     section.ratio("64 tasks: rate, beside rslock", many[1].ratio, Bar::AtLeast(1.0));
-    let crews = by_processes(effort, &ports)?;
-    section.ratio("4 processes of 16 tasks: rate, beside rslock", crews[1].ratio, Bar::AtLeast(1.0));
+    let processes = by_processes(effort, &ports)?;
+    section.ratio("4 processes of 16 tasks: rate, beside rslock", processes[1].ratio, Bar::AtLeast(1.0));
     let one = by_tasks(effort, &ports, 1, |_| Ok(()))?;
     section.figure("1 task: leasehold's pair", one[0].micros, "µs", None);
     section.figure("1 task: rslock's pair", one[1].micros, "µs", None);
@@ -54,9 +54,9 @@ fn with_one_hung(effort: Effort, healthy: &[u16], section: &mut Section) -> Resu
         for tasks in [64, 1] {
             let contenders =
                 [contender("one hung", &runtime, &partial, tasks), contender("healthy", &runtime, &whole, tasks)];
-            let standings = compare(effort, &contenders)?;
+            let scores = compare(effort, &contenders)?;
             let what = format!("the {which} node hung, {tasks} tasks: rate, beside all healthy");
-            section.ratio(what, standings[1].ratio, Bar::AtLeast(0.5));
+            section.ratio(what, scores[1].ratio, Bar::AtLeast(0.5));
         }
         runtime.block_on(whole.close())?;
         runtime.block_on(partial.close())?;

@@ -15,11 +15,11 @@ use crate::{
 };
 
 /// Child processes that are connected and wait for work.
-pub(crate) struct Crew(RefCell<Vec<CrewMember>>);
+pub(crate) struct RedisWorkers(RefCell<Vec<RedisWorker>>);
 
-impl Crew {
+impl RedisWorkers {
     pub(crate) fn start(kind: RedisLock, processes: u64, tasks: u64, ports: &[u16]) -> Result<Self> {
-        let workers = (0..processes).map(|process| CrewMember::start(kind, process, tasks, ports));
+        let workers = (0..processes).map(|process| RedisWorker::start(kind, process, tasks, ports));
         Ok(Self(RefCell::new(workers.collect::<Result<_>>()?)))
     }
 
@@ -28,23 +28,23 @@ impl Crew {
         let mut workers = self.0.borrow_mut();
         let share = count.div_ceil(workers.len() as u64);
         workers.iter_mut().try_for_each(|worker| writeln!(worker.input, "{share}"))?;
-        workers.iter_mut().try_for_each(CrewMember::finished)
+        workers.iter_mut().try_for_each(RedisWorker::finished)
     }
 }
 
-struct CrewMember {
+struct RedisWorker {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
 
-impl CrewMember {
+impl RedisWorker {
     /// Returns when the child has connected.
     fn start(kind: RedisLock, process: u64, tasks: u64, ports: &[u16]) -> Result<Self> {
         let mut arguments = vec![kind.name().to_owned(), process.to_string(), tasks.to_string()];
         arguments.extend(ports.iter().map(u16::to_string));
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let mut child = children::command("crew", &arguments)?.spawn()?;
+        let mut child = children::command("redis_workers", &arguments)?.spawn()?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err("a child has no pipes".into());
         };
@@ -62,7 +62,7 @@ impl CrewMember {
     }
 }
 
-impl Drop for CrewMember {
+impl Drop for RedisWorker {
     fn drop(&mut self) {
         // Both fail only for a child that has ended and was waited for.
         let _ended = self.child.kill().and_then(|()| self.child.wait());

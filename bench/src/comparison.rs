@@ -64,7 +64,7 @@ pub(crate) struct Score {
     pub(crate) cpu_ratio: Spread,
 }
 
-/// Compares the first contender with the others: one standing for each, in their order.
+/// Compares the first contender with the others: one score for each, in their order.
 pub(crate) fn compare(effort: Effort, contenders: &[Contender<'_>]) -> Result<Vec<Score>> {
     // Allocations repeat exactly: a short run counts them as well as a long one.
     const COUNTED: u64 = 10_000;
@@ -77,7 +77,7 @@ pub(crate) fn compare(effort: Effort, contenders: &[Contender<'_>]) -> Result<Ve
             samples[index].push(contenders[index].sample(counts[index])?);
         }
     }
-    let standing = |index: usize| {
+    let score = |index: usize| {
         let of = |figure: fn(&Sample) -> f64| Spread::of(samples[index].iter().map(figure)).median / 1e3;
         let ratio = |figure: fn(&Sample) -> f64| {
             Spread::of(samples[index].iter().zip(&samples[0]).map(|(theirs, ours)| figure(theirs) / figure(ours)))
@@ -91,7 +91,7 @@ pub(crate) fn compare(effort: Effort, contenders: &[Contender<'_>]) -> Result<Ve
             cpu_ratio: ratio(|sample| sample.cpu_nanos),
         })
     };
-    (0..contenders.len()).map(standing).collect()
+    (0..contenders.len()).map(score).collect()
 }
 
 /// Median and range of a figure over the rounds.
@@ -135,7 +135,7 @@ mod tests {
             })
         });
         let calls_in = |rounds| {
-            let _standings = compare(Effort { rounds, seconds: 0.0 }, &contenders).unwrap();
+            let _scores = compare(Effort { rounds, seconds: 0.0 }, &contenders).unwrap();
             [calls[0].take(), calls[1].take()]
         };
         let (few, many) = (calls_in(2), calls_in(7));
