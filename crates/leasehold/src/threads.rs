@@ -9,7 +9,7 @@
 //! every call be awaited on any executor.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     future::{Future, pending},
     pin::Pin,
     sync::{OnceLock, mpsc},
@@ -36,6 +36,8 @@ pub(crate) struct Threads {
 }
 
 thread_local! {
+    /// Whether this is one of the two threads.
+    static IS_OWN: Cell<bool> = const { Cell::new(false) };
     /// The runtime of the caller whose thread polls a task of the engine just now.
     static CALLERS_RUNTIME: RefCell<Option<Handle>> = const { RefCell::new(None) };
 }
@@ -66,6 +68,12 @@ impl Drop for Restore {
 )]
 pub(crate) fn callers_runtime() -> Option<Handle> {
     CALLERS_RUNTIME.with_borrow(Clone::clone)
+}
+
+/// Returns whether this is one of the library's own threads.
+#[allow(dead_code, reason = "for backends that may wait for a disk, of which not every build has one")]
+pub(crate) fn on_own_thread() -> bool {
+    IS_OWN.get()
 }
 
 /// The threads of one process; a forked child has none of its parent's and starts its own.
@@ -104,6 +112,7 @@ fn launch() -> std::io::Result<Threads> {
 fn launch_thread(name: &str) -> std::io::Result<Handle> {
     let (started, handle) = mpsc::sync_channel(1);
     thread::Builder::new().name(name.to_owned()).spawn(move || {
+        IS_OWN.set(true);
         let runtime = Builder::new_current_thread().enable_all().thread_keep_alive(IDLE).build();
         match runtime {
             Ok(runtime) => {

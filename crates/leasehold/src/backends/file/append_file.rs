@@ -10,15 +10,15 @@ use std::{
 
 use super::{directory::Directory, safe_open};
 
-/// A file that lines are appended to.
+/// A file to which lines are appended.
 #[derive(Debug)]
-pub(super) struct LineFile {
+pub(super) struct AppendFile {
     pub(super) file: File,
     /// Whether a full disk or a power loss left the last line incomplete. The next write then starts on a new line.
     incomplete: bool,
 }
 
-impl LineFile {
+impl AppendFile {
     /// Opens the file; creates it if it does not exist.
     pub(super) fn open(directory: &Directory, path: &Path) -> io::Result<Self> {
         let open = || safe_open::regular(OpenOptions::new().read(true).append(true), path);

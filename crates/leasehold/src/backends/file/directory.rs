@@ -53,16 +53,16 @@ impl Directory {
         let in_place = !options.fsync && longest.is_none_or(|longest| longest >= record_file::PAGE as u64);
         let mut directory = Self { path, mode, owner: None, user, fsync: options.fsync, in_place };
         // Before anything is created, so that a refused file system stays untouched.
-        let there = directory.path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
-        filesystem::refuse_shared(there, filesystem::magic(there)?)?;
+        let existing = directory.path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+        filesystem::refuse_shared(existing, filesystem::magic(existing)?)?;
         layout::prepare(&mut directory, options)?;
         directory.adopt_mode_and_owner(options.mode)?;
         directory.refuse_links()?;
         Ok(directory)
     }
 
-    /// Fails if a part of the directory is a link. Only the owner of the directory can plant one, to a place that only
-    /// this process can write to.
+    /// Fails if a part of the directory is a link. Only the owner of the directory could plant one, to make this process
+    /// write where the owner may not.
     fn refuse_links(&self) -> Result<()> {
         for part in [self.path.clone(), self.records(), self.presences(), self.logs(), self.path.join("latches")] {
             if fs::symlink_metadata(&part).is_ok_and(|found| !found.is_dir()) {
@@ -76,7 +76,7 @@ impl Directory {
     /// Takes over the mode and the owner of the existing directory, so that all its users agree on them.
     pub(super) fn adopt_mode_and_owner(&mut self, asked: Option<u32>) -> Result<()> {
         let (path, format) = (&self.path, self.format());
-        let there = fs::metadata(path).map_err(|error| cannot("read", path, error))?;
+        let metadata = fs::metadata(path).map_err(|error| cannot("read", path, error))?;
         let mode = fs::symlink_metadata(&format).map_err(|error| cannot("read", &format, error))?.mode();
         self.mode = mode & 0o666 | 0o600;
         if let Some(asked) = asked.filter(|asked| *asked != self.mode) {
@@ -88,9 +88,9 @@ impl Directory {
             )));
         }
         let group = getegid().as_raw();
-        let shared = self.mode & 0o060 != 0 && there.gid() != group;
-        let others = self.user == 0 && (there.uid(), there.gid()) != (self.user, group);
-        self.owner = (shared || others).then(|| Owner { user: others.then(|| there.uid()), group: there.gid() });
+        let shared = self.mode & 0o060 != 0 && metadata.gid() != group;
+        let others = self.user == 0 && (metadata.uid(), metadata.gid()) != (self.user, group);
+        self.owner = (shared || others).then(|| Owner { user: others.then(|| metadata.uid()), group: metadata.gid() });
         Ok(())
     }
 

@@ -18,6 +18,7 @@ pub(super) struct ClosedInChild<F> {
 
 impl<F: AsFd> ClosedInChild<F> {
     /// Opens and registers a file. Opens it again if a thread forked in between, since that child would keep it open.
+    /// After `TRIES` it gives up on that: the child then keeps the file open until it ends.
     pub(super) fn open(mut open: impl FnMut() -> io::Result<F>) -> io::Result<Self> {
         watch()?;
         let mut tries = 0;

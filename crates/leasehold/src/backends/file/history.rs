@@ -12,11 +12,10 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
+    append_file::{AppendFile, lines},
     directory::Directory,
     errors::cannot,
-    latch,
-    line_file::{LineFile, lines},
-    safe_open,
+    latch, safe_open,
 };
 use crate::{
     Result,
@@ -38,7 +37,7 @@ pub(super) struct HistoryLog {
 
 #[derive(Debug)]
 struct OpenHistory {
-    file: LineFile,
+    file: AppendFile,
     opened_at: Moment,
     written: usize,
 }
@@ -79,9 +78,9 @@ impl HistoryLog {
     }
 
     /// Opens the newer file, rotating it first if it is full.
-    fn current_file(&self) -> Result<LineFile> {
+    fn current_file(&self) -> Result<AppendFile> {
         let path = self.directory.history();
-        let open = || LineFile::open(&self.directory, &path).map_err(|error| cannot("write", &path, error));
+        let open = || AppendFile::open(&self.directory, &path).map_err(|error| cannot("write", &path, error));
         let opened = open()?;
         if opened.file.metadata().is_ok_and(|file| file.len() >= ROTATE_AT) {
             rotate(&self.directory)?;
@@ -117,9 +116,9 @@ pub(super) fn read(directory: &Directory, filter: &HistoryFilter) -> Result<Vec<
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(cannot("read", &path, error)),
         };
-        let there = file.metadata().map_err(|error| cannot("read", &path, error))?;
-        if seen.replace(there.ino()) != Some(there.ino()) {
-            found.extend(newest_first(&file, there.len(), filter).map_err(|error| cannot("read", &path, error))?);
+        let metadata = file.metadata().map_err(|error| cannot("read", &path, error))?;
+        if seen.replace(metadata.ino()) != Some(metadata.ino()) {
+            found.extend(newest_first(&file, metadata.len(), filter).map_err(|error| cannot("read", &path, error))?);
         }
     }
     // An expired lease ends at its deadline, which may be earlier than the end in the line before.

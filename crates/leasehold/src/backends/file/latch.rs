@@ -31,14 +31,14 @@ use crate::{
 const LATCHES: u8 = 64;
 /// How long to wait for one process. An operation takes far less than a millisecond, so a process that holds a latch
 /// this long is stopped or stuck.
-pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const STUCK_AFTER: Duration = Duration::from_secs(2);
 /// How long a caller's thread may wait for another thread of this process.
 const BRIEFLY: Duration = Duration::from_micros(200);
 const FIRST_PAUSE: Duration = Duration::from_micros(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 /// A larger buffer is freed after use.
 const LARGEST_BUFFER: usize = 1 << 20;
-/// Guards the rotation of history.
+/// Guards the rotation of history and the compaction of run records.
 pub(super) const HISTORY: &str = "history";
 /// The content of a new latch file. It is as long as every later fence, so that storing one needs no disk space.
 pub(super) const NO_FENCE: &str = "0000000000000000\n";
@@ -79,20 +79,21 @@ pub(super) enum LatchWait {
 /// The latches of one directory, as one instance takes them.
 #[derive(Debug)]
 pub(super) struct Latches {
-    slots: Vec<LatchTurns>,
+    latches: Vec<InstanceLatch>,
 }
 
-/// One latch, and how many threads of this instance have had it.
+/// One latch, as the threads of this instance take it.
 #[derive(Debug)]
-struct LatchTurns {
+struct InstanceLatch {
     path: PathBuf,
+    /// How often a thread has taken it.
     turns: AtomicU64,
-    slot: Mutex<LatchSlot>,
+    state: Mutex<LatchState>,
 }
 
-/// One latch of this instance.
+/// What the mutex of a latch guards.
 #[derive(Debug, Default)]
-struct LatchSlot {
+struct LatchState {
     file: Option<ClosedInChild<File>>,
     /// The last wait timed out; give up quickly until the latch is free.
     stuck: bool,
@@ -104,22 +105,22 @@ struct LatchSlot {
 
 impl Latches {
     pub(super) fn new(directory: &Directory) -> Self {
-        let slot = |number| LatchTurns {
+        let latch = |number| InstanceLatch {
             path: directory.latch(&file_name(number)),
             turns: AtomicU64::new(0),
-            slot: Mutex::default(),
+            state: Mutex::default(),
         };
-        Self { slots: numbers().map(slot).collect() }
+        Self { latches: numbers().map(latch).collect() }
     }
 
     /// Takes the latch with this number; `None` when it is not free within [`LatchWait::Briefly`].
     pub(super) fn take(&self, number: u8, wait: LatchWait) -> Result<Option<Latch<'_>>> {
-        let LatchTurns { path, turns, slot } = &self.slots[usize::from(number % LATCHES)];
-        let patience = if wait == LatchWait::Briefly { BRIEFLY } else { PATIENCE };
-        let mut slot = loop {
+        let InstanceLatch { path, turns, state } = &self.latches[usize::from(number % LATCHES)];
+        let patience = if wait == LatchWait::Briefly { BRIEFLY } else { STUCK_AFTER };
+        let mut state = loop {
             let before = turns.load(Ordering::Relaxed);
-            if let Some(slot) = slot.try_lock_for(patience) {
-                break slot;
+            if let Some(state) = state.try_lock_for(patience) {
+                break state;
             }
             if wait == LatchWait::Briefly {
                 return Ok(None);
@@ -130,12 +131,12 @@ impl Latches {
             }
         };
         turns.fetch_add(1, Ordering::Relaxed);
-        let locked = slot.lock(path, wait)?;
-        Ok(locked.then_some(Latch { slot, path, locked: true, out_of_date: None }))
+        let locked = state.lock(path, wait)?;
+        Ok(locked.then_some(Latch { state, path, locked: true, to_close: None }))
     }
 }
 
-impl LatchSlot {
+impl LatchState {
     fn file(&self) -> &File {
         &self.file.as_ref().expect("a latch is opened before it is used").file
     }
@@ -154,7 +155,7 @@ impl LatchSlot {
         if wait == LatchWait::Briefly {
             return Ok(false);
         }
-        let patience = if self.stuck { LONGEST_PAUSE } else { PATIENCE };
+        let patience = if self.stuck { LONGEST_PAUSE } else { STUCK_AFTER };
         let waited = lock_within(file, path, patience);
         self.stuck = waited.is_err();
         waited.map(|()| true)
@@ -193,18 +194,18 @@ pub(super) fn try_lock(file: &File, path: &Path) -> Result<bool> {
 /// A latch that this thread holds until the value is dropped.
 #[derive(Debug)]
 pub(super) struct Latch<'a> {
-    slot: MutexGuard<'a, LatchSlot>,
+    state: MutexGuard<'a, LatchState>,
     path: &'a Path,
     locked: bool,
     /// A record file to close after the latch is unlocked.
-    out_of_date: Option<RecordFile>,
+    to_close: Option<RecordFile>,
 }
 
 impl Latch<'_> {
     /// The newest fence issued under this latch.
     pub(super) fn fence(&self) -> Result<Fence> {
         let mut bytes = [0; 32];
-        let length = self.slot.file().read_at(&mut bytes, 0).map_err(|error| cannot("read", self.path, error))?;
+        let length = self.state.file().read_at(&mut bytes, 0).map_err(|error| cannot("read", self.path, error))?;
         let text = bytes[..length].trim_ascii();
         // A power loss may leave the file empty or full of zero bytes; new fences then start from the wall clock.
         if text.iter().all(|byte| *byte == 0) {
@@ -222,7 +223,7 @@ impl Latch<'_> {
     /// Stores the newest fence. Call it before the record with that fence is visible.
     pub(super) fn store_fence(&self, fence: Fence, fsync: bool) -> Result<()> {
         let text = format!("{:016}\n", fence.get());
-        let file = self.slot.file();
+        let file = self.state.file();
         let written = file.write_all_at(text.as_bytes(), 0);
         let written = written.and_then(|()| if fsync { file.sync_data() } else { Ok(()) });
         written.map_err(|error| cannot("write", self.path, error))
@@ -230,12 +231,12 @@ impl Latch<'_> {
 
     /// Takes the record that was last used under this latch.
     pub(super) fn take_cached(&mut self) -> Option<CachedRecord> {
-        self.slot.record.take()
+        self.state.record.take()
     }
 
     /// Stores a record for the next operation. An operation that fails half-way stores none.
     pub(super) fn put_cached(&mut self, record: CachedRecord) {
-        self.slot.record = Some(record);
+        self.state.record = Some(record);
     }
 
     /// Stores this file as `older` and returns the file that was stored there.
@@ -244,24 +245,24 @@ impl Latch<'_> {
             self.close_later(file);
             return None;
         }
-        self.slot.older.replace(file)
+        self.state.older.replace(file)
     }
 
     /// Closes a file when the latch is dropped.
     pub(super) fn close_later(&mut self, file: RecordFile) {
-        self.out_of_date = Some(file);
+        self.to_close = Some(file);
     }
 
     /// A reusable buffer for encoding and reading records.
     pub(super) fn buffer(&mut self) -> &mut Vec<u8> {
-        &mut self.slot.buffer
+        &mut self.state.buffer
     }
 
     /// Unlocks the latch for other processes; threads of this instance still wait until it is dropped.
     pub(super) fn unlock(&mut self) {
         // Unlock explicitly: the file stays open, and a child that is just being started may share it.
         if std::mem::take(&mut self.locked)
-            && let Err(error) = self.slot.file().unlock()
+            && let Err(error) = self.state.file().unlock()
         {
             tracing::error!(latch = %self.path.display(), %error, "cannot unlock a latch");
         }
@@ -270,8 +271,8 @@ impl Latch<'_> {
 
 impl Drop for Latch<'_> {
     fn drop(&mut self) {
-        if self.slot.buffer.capacity() > LARGEST_BUFFER {
-            self.slot.buffer = Vec::new();
+        if self.state.buffer.capacity() > LARGEST_BUFFER {
+            self.state.buffer = Vec::new();
         }
         self.unlock();
     }
@@ -285,7 +286,7 @@ fn stuck(path: &Path) -> Error {
     Error::unavailable(format!(
         "the latch {} was not free within {} s; it is held by {who}",
         path.display(),
-        PATIENCE.as_secs()
+        STUCK_AFTER.as_secs()
     ))
 }
 
@@ -322,12 +323,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("latch");
         File::create(&path).unwrap();
-        let latches = Latches { slots: vec![LatchTurns { path, turns: AtomicU64::new(0), slot: Mutex::default() }] };
+        let latches =
+            Latches { latches: vec![InstanceLatch { path, turns: AtomicU64::new(0), state: Mutex::default() }] };
         thread::scope(|scope| {
             for _ in 0..30 {
                 scope.spawn(|| {
                     let _latch = latches.take(0, LatchWait::Bounded).unwrap();
-                    thread::sleep(PATIENCE / 20);
+                    thread::sleep(STUCK_AFTER / 20);
                 });
             }
         });

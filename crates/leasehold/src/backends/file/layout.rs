@@ -22,7 +22,7 @@ use crate::{Error, Result};
 /// What the format file begins with; the version and the oldest version that may use the directory follow.
 const FORMAT: &str = "leasehold-file";
 const VERSION: u32 = 3;
-const OLDEST_USER: u32 = 3;
+const OLDEST_COMPATIBLE: u32 = 3;
 /// Where every user of the directory creates, renames and removes files.
 const SHARED_DIRECTORIES: [&str; 3] = ["records", "presence", "logs"];
 const LATCHES: &str = "latches";
@@ -192,7 +192,7 @@ fn set_mode(directory: &Path, mode: u32) -> io::Result<()> {
 
 fn write_format(directory: &Directory, path: &Path) -> io::Result<()> {
     let mut file = directory.create(path)?;
-    writeln!(file, "{FORMAT} {VERSION} {OLDEST_USER}")?;
+    writeln!(file, "{FORMAT} {VERSION} {OLDEST_COMPATIBLE}")?;
     file.sync_all()
 }
 

@@ -10,6 +10,7 @@
 //! Rust programs ignore that signal from their start; do not restore its default
 //! action while the program uses this backend.
 
+mod append_file;
 mod death_watch;
 mod decode;
 mod default_directory;
@@ -23,7 +24,6 @@ mod history;
 mod inspect;
 mod latch;
 mod layout;
-mod line_file;
 mod names;
 mod notifications;
 mod ops;
@@ -39,7 +39,7 @@ mod user_directory;
 mod watch_targets;
 mod watchers;
 
-use std::{collections::BTreeMap, fs, os::fd::OwnedFd, path::Path, sync::Arc, thread};
+use std::{collections::BTreeMap, fs, os::fd::OwnedFd, path::Path, sync::Arc};
 
 use async_trait::async_trait;
 use sha2::{Digest, Sha256};
@@ -68,12 +68,10 @@ use crate::{
         ListFilter, Names, Outcome, Page, Released, Renewal, Request, Resource, RunRecord, RunReport, Standing,
     },
     model::Expiry,
-    threads::callers_runtime,
+    threads::{callers_runtime, on_own_thread},
 };
 
 const RENEW_BATCH: usize = 256;
-/// The names of the engine's threads begin with this.
-const ENGINE_THREADS: &str = "leasehold-";
 
 /// A backend that keeps leases in a local directory.
 ///
@@ -113,7 +111,8 @@ impl FileBackend {
         operation: impl Fn(&FileInstance, LatchWait) -> Result<Option<T>> + Send + 'static,
     ) -> Result<T> {
         if self.instance.is_fast()
-            && !on_engine_thread()
+            // Nothing may wait for a disk there.
+            && !on_own_thread()
             && let Some(done) = operation(&self.instance, LatchWait::Briefly)?
         {
             return Ok(done);
@@ -190,11 +189,6 @@ async fn run_blocking<T: Send + 'static>(
     let done = runtime.spawn_blocking(work).await;
     let interrupted = "an operation on the directory was interrupted";
     done.unwrap_or_else(|error| Err(Error::unavailable(interrupted).caused_by(error)))
-}
-
-/// Returns whether this is a thread of the engine, on which nothing may wait for a disk.
-fn on_engine_thread() -> bool {
-    thread::current().name().is_some_and(|name| name.starts_with(ENGINE_THREADS))
 }
 
 /// The id of the machine's current boot.

@@ -250,9 +250,9 @@ impl NotificationReader {
                 Err(error) => return Err(error.into()),
             }
         }
-        // A full FIFO refuses lines, and only its reader can tell. The kernel starts a page when a line does not
-        // fit into the last one, so that two neighbouring pages hold more than one page of lines: a FIFO that held
-        // less than half of its capacity was never full.
+        // A full FIFO refuses lines and its writers drop them, so its reader has to find out. The kernel starts a page
+        // when a line does not fit into the last one, so that two neighbouring pages hold more than one page of lines: a
+        // FIFO that held less than half of its capacity was never full.
         if since_empty >= SMALLEST_FIFO / 2 && since_empty >= self.own_presence.capacity() / 2 {
             self.inbox.on_overflow();
         }

@@ -22,7 +22,7 @@ use super::{
     latch::{self, Latch, LatchWait, Latches},
     notifications::{Notification, NotificationInbox},
     presence::{self, OwnPresence, Visibility},
-    record::{self, Change, LatchedRecord, Record, Times, ends_with_process},
+    record::{self, Change, LatchedPath, Record, Times, ends_with_process},
     spares::{Spare, Spares},
     watch_targets,
     watchers::Watchers,
@@ -78,8 +78,9 @@ pub(super) enum IfRemoved {
     CountAsDead,
 }
 
-/// The answer of an operation, and the work to do after the latch is unlocked. Notifications wait until then, because
-/// their receivers take the latch next.
+/// The answer of an operation, and the work to do after the latch is unlocked for other processes. Notifications wait
+/// until then, because the processes that receive them take the latch next. Threads of this instance wait until all is
+/// done, which keeps its notifications and its history in the order of the operations.
 struct OperationResult<T> {
     answer: T,
     notifications: Vec<(Uuid, Notification)>,
@@ -134,7 +135,7 @@ impl FileInstance {
             Visibility::Removed { .. } if scope.if_removed == IfRemoved::Refuse => {
                 Err(self.own_presence.removed_error().about(scope.resource))
             }
-            _ => self.perform(&mut latch, scope, decide),
+            _ => self.with_latch(&mut latch, scope, decide),
         };
         latch.unlock();
         self.on_removal(found);
@@ -177,7 +178,7 @@ impl FileInstance {
         }
     }
 
-    fn perform<T>(
+    fn with_latch<T>(
         &self,
         latch: &mut Latch<'_>,
         scope: &OperationScope<'_>,
@@ -186,13 +187,13 @@ impl FileInstance {
         let OperationScope { resource, lease_ids, .. } = *scope;
         let times = self.times();
         let path = self.directory.record(resource);
-        let mut latched = LatchedRecord { directory: &self.directory, resource, latch, path };
+        let mut latched = LatchedPath { directory: &self.directory, resource, latch, path };
         let (mut record, mut file) = record::load(&mut latched, &times)?;
         let before = EntriesBefore::new(&record.state, lease_ids);
         let fence_before = record.state.last_fence;
         let mut effects = Effects::default();
         let mut seen = SeenPresences::default();
-        let answer = self.run(&mut record, &times, &mut effects, &mut seen, decide);
+        let answer = self.run_model(&mut record, &times, &mut effects, &mut seen, decide);
 
         let changed = before.changed(&mut record.state, &effects);
         let mut to_remove = None;
@@ -215,7 +216,7 @@ impl FileInstance {
         Ok(OperationResult { answer, notifications, ended, to_remove, ask_again, seen })
     }
 
-    fn run<T>(
+    fn run_model<T>(
         &self,
         record: &mut Record,
         times: &Times<'_>,
@@ -259,7 +260,7 @@ impl FileInstance {
             return Default::default();
         }
         let handed_over = effects.granted.iter().any(|granted| granted.provisional);
-        let mut report = OperationAudience {
+        let mut audience = OperationAudience {
             owners: &record.owners,
             watching: self.watchers.list(),
             watchers: &self.watchers,
@@ -268,8 +269,8 @@ impl FileInstance {
             ended_ids: Vec::new(),
         };
         let context = Context { now: times.now, wall: times.wall, presence: &|_| Presence::Present };
-        publish(resource, &record.state, effects, lease_ids, &context, &mut report);
-        let OperationAudience { mut notifications, ended, ended_ids, .. } = report;
+        publish(resource, &record.state, effects, lease_ids, &context, &mut audience);
+        let OperationAudience { mut notifications, ended, ended_ids, .. } = audience;
         for id in ended_ids {
             record.owners.remove(&id);
         }
@@ -278,7 +279,7 @@ impl FileInstance {
             notifications.extend(record.owners.get(id).map(|owner| (*owner, notification)));
         };
         for id in retargeted {
-            // Our own need no notification: `perform` updates the death watch for them.
+            // Our own need no notification: `with_latch` updates the death watch for them.
             if record.owners.get(id) != Some(&self.own_presence.id()) {
                 notify(id, Notification::Changed(resource.clone()));
             }
@@ -314,8 +315,8 @@ impl EntriesBefore {
     fn new(state: &State, lease_ids: &[LeaseId]) -> Self {
         let mut ids = lease_ids.to_vec();
         ids.sort_unstable();
-        let asks = |entry: &&Entry| ids.binary_search(&entry.id).is_ok();
-        let mut before: Vec<Entry> = state.entries.iter().filter(asks).cloned().collect();
+        let is_acted_on = |entry: &&Entry| ids.binary_search(&entry.id).is_ok();
+        let mut before: Vec<Entry> = state.entries.iter().filter(is_acted_on).cloned().collect();
         before.sort_unstable_by_key(|entry| entry.id);
         Self(before)
     }

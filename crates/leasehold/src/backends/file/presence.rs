@@ -36,7 +36,7 @@ use crate::{Error, Result, model::Presence};
 
 /// The kernel writes lines up to this length to a FIFO as a whole or not at all.
 const PIPE_BUF: usize = 4096;
-/// An unfinished FIFO without a reader that is older than this was left by a process that died.
+/// An unfinished FIFO that has no reader and is older than this was left by a process that died.
 const FIFO_ABANDONED_AFTER: Duration = Duration::from_secs(60);
 /// Room for a burst of events, where the user's limit allows it.
 const WATCHER_PIPE: usize = 1 << 20;
@@ -186,7 +186,7 @@ impl Drop for OwnPresence {
 
 /// Creates and opens the FIFO under a temporary name, before it gets the name that others look for.
 fn create_fifo(directory: &Directory, path: &Path) -> io::Result<File> {
-    // Left by an earlier try, before which another thread forked.
+    // Left by an earlier try: `ClosedInChild::open` tries again after a fork.
     let _most_often_none = fs::remove_file(path);
     rustix::fs::mkfifoat(CWD, path, Mode::from_raw_mode(directory.mode()))?;
     let fifo = OpenOptions::new()
@@ -213,12 +213,12 @@ pub(super) fn means_dead(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::NXIO | Errno::NOENT))
 }
 
-/// The presence of the instance with this id.
+/// The presence of the instance with this id. Removes the FIFO of a dead instance.
 pub(super) fn presence_of(directory: &Directory, id: Uuid) -> Presence {
     presence_and_fifo(directory, id).0
 }
 
-/// The presence of the instance with this id, and its FIFO if it could be opened.
+/// The presence of the instance with this id, and its FIFO if it could be opened. Removes the FIFO of a dead instance.
 pub(super) fn presence_and_fifo(directory: &Directory, id: Uuid) -> (Presence, Option<File>) {
     let path = directory.presence(id);
     match open(&path) {
@@ -288,11 +288,13 @@ pub(super) fn fits(line: &[u8]) -> bool {
 /// Removes the files of dead instances and returns how many there were.
 pub(super) fn tidy(directory: &Directory, own: &OwnPresence) -> Result<usize> {
     let mut removed = 0;
-    let newest = fs::symlink_metadata(&own.path).and_then(|own| own.modified()).ok();
+    // By the clock of the file system.
+    let now = fs::symlink_metadata(&own.path).and_then(|own| own.modified()).ok();
     for (name, path) in list_files(&directory.presences())? {
-        let old = || fs::symlink_metadata(&path).and_then(|file| file.modified()).ok().zip(newest);
+        let created = || fs::symlink_metadata(&path).and_then(|file| file.modified()).ok();
         let abandoned = || {
-            old().is_some_and(|(created, now)| now.duration_since(created).is_ok_and(|age| age > FIFO_ABANDONED_AFTER))
+            let age = now.zip(created()).and_then(|(now, created)| now.duration_since(created).ok());
+            age.is_some_and(|age| age > FIFO_ABANDONED_AFTER)
         };
         let candidate = if name.starts_with(UNFINISHED) { abandoned() } else { Uuid::try_parse(&name).is_ok() };
         if candidate && open(&path).is_err_and(|error| means_dead(&error)) {

@@ -75,7 +75,7 @@ pub(super) struct CachedRecord {
 }
 
 /// A record's path and its latch, which the operation has taken.
-pub(super) struct LatchedRecord<'a, 'l> {
+pub(super) struct LatchedPath<'a, 'l> {
     pub(super) directory: &'a Directory,
     pub(super) resource: &'a Resource,
     pub(super) latch: &'a mut Latch<'l>,
@@ -84,8 +84,8 @@ pub(super) struct LatchedRecord<'a, 'l> {
 
 /// Returns the record of the resource, empty if there is none. Its `last_fence` is at least every fence that the
 /// resource ever had.
-pub(super) fn load(latched: &mut LatchedRecord<'_, '_>, times: &Times<'_>) -> Result<(Record, Option<RecordFile>)> {
-    let LatchedRecord { directory, resource, latch, path } = latched;
+pub(super) fn load(latched: &mut LatchedPath<'_, '_>, times: &Times<'_>) -> Result<(Record, Option<RecordFile>)> {
+    let LatchedPath { directory, resource, latch, path } = latched;
     let cannot_read = |error| cannot("read", path, error).about(resource);
     let mut known = Record::default();
     if let Some(CachedRecord { mut file, record, .. }) =
@@ -156,14 +156,14 @@ pub(super) struct Change<'a> {
 /// Sets `file` to the file of the new record; returns a file that the caller must remove. The process may die at any
 /// step: a full disk is detected before the record changes, and a fence is stored before anyone can see it.
 pub(super) fn replace(
-    latched: &mut LatchedRecord<'_, '_>,
+    latched: &mut LatchedPath<'_, '_>,
     spares: &Spares,
     record: &mut Record,
     file: &mut Option<RecordFile>,
     change: &Change<'_>,
     times: &Times<'_>,
 ) -> Result<Option<Spare>> {
-    let LatchedRecord { directory, resource, latch, path } = latched;
+    let LatchedPath { directory, resource, latch, path } = latched;
     let newest = record.state.last_fence;
     let latch_fence = record.latch_fence.take();
     let store_fence = |latch: &Latch<'_>| {
@@ -186,14 +186,14 @@ pub(super) fn replace(
                     file.write(directory, &bytes).map(|()| None).map_err(|error| cannot("write", path, error))
                 }
                 _ => {
-                    let Spare { file: new, name } = write_spare(directory, &bytes, spares)?;
-                    let renamed = store_fence(latch).and_then(|()| rename_into_place(&name, path, file.is_some()));
+                    let Spare { file: new, path: temporary } = write_spare(directory, &bytes, spares)?;
+                    let renamed = store_fence(latch).and_then(|()| rename_into_place(&temporary, path, file.is_some()));
                     if renamed.is_err() {
-                        let _best_effort = fs::remove_file(&name);
+                        let _best_effort = fs::remove_file(&temporary);
                     }
                     let renamed = renamed?;
                     match (file.replace(new), renamed) {
-                        (Some(file), Renaming::Exchanged) => Ok(spares.keep(Spare { file, name })),
+                        (Some(file), Renaming::Exchanged) => Ok(spares.keep(Spare { file, path: temporary })),
                         (Some(old), Renaming::Renamed) => {
                             latch.close_later(old);
                             Ok(None)
@@ -212,9 +212,9 @@ pub(super) fn replace(
 /// Removes a record, and keeps its file as a spare if there is room.
 fn remove(path: &Path, file: RecordFile, latch: &mut Latch<'_>, spares: &Spares) -> io::Result<Option<Spare>> {
     if file.is_reusable() && spares.has_room() {
-        let name = spares.unused_name();
-        if fs::rename(path, &name).is_ok() {
-            return Ok(spares.keep(Spare { file, name }));
+        let unused = spares.unused_path();
+        if fs::rename(path, &unused).is_ok() {
+            return Ok(spares.keep(Spare { file, path: unused }));
         }
     }
     latch.close_later(file);
@@ -229,18 +229,18 @@ fn remove(path: &Path, file: RecordFile, latch: &mut Latch<'_>, spares: &Spares)
 fn write_spare(directory: &Directory, bytes: &[u8], spares: &Spares) -> Result<Spare> {
     let spare = if RecordFile::fits(bytes.len()) { spares.take() } else { None };
     // Skip a spare that was removed or replaced by hand.
-    let spare = spare.filter(|spare| spare.file.has_name(&spare.name));
-    let (written, name) = if let Some(Spare { mut file, name }) = spare {
-        (file.write(directory, bytes).map(|()| file), name)
+    let spare = spare.filter(|spare| spare.file.has_name(&spare.path));
+    let (written, path) = if let Some(Spare { mut file, path }) = spare {
+        (file.write(directory, bytes).map(|()| file), path)
     } else {
-        let name = spares.unused_name();
-        (RecordFile::create(directory, &name, bytes), name)
+        let path = spares.unused_path();
+        (RecordFile::create(directory, &path, bytes), path)
     };
     match written {
-        Ok(file) => Ok(Spare { file, name }),
+        Ok(file) => Ok(Spare { file, path }),
         Err(error) => {
-            let _best_effort = fs::remove_file(&name);
-            Err(cannot("write", &name, error))
+            let _best_effort = fs::remove_file(&path);
+            Err(cannot("write", &path, error))
         }
     }
 }

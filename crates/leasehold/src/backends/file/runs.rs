@@ -11,11 +11,10 @@ use std::{
 use uuid::Uuid;
 
 use super::{
+    append_file::{self, AppendFile},
     directory::Directory,
     errors::cannot,
-    latch, layout,
-    line_file::{self, LineFile},
-    record_file, safe_open,
+    latch, layout, record_file, safe_open,
 };
 use crate::{
     Result,
@@ -23,7 +22,8 @@ use crate::{
     lease::{Names, RunRecord, RunReport, Timestamp},
 };
 
-/// The file is compacted at this size. The compacted records of ten thousand names, however long, are smaller.
+/// The file is compacted at this size. Compacted, the records of ten thousand names take less, even if every name is as
+/// long as may be.
 const COMPACT_AT: u64 = 8 << 20;
 
 /// Appends the reports.
@@ -31,7 +31,7 @@ pub(super) fn record(directory: &Directory, reports: &[RunReport], now: Timestam
     let path = directory.runs();
     let append = |reports: &[RunReport]| {
         let lines = encode_lines(reports.iter().map(|report| report.record(now)))?;
-        let mut runs = LineFile::open(directory, &path)?;
+        let mut runs = AppendFile::open(directory, &path)?;
         runs.append(&lines)?;
         runs.file.metadata()
     };
@@ -72,7 +72,7 @@ fn table(directory: &Directory, now: Timestamp) -> io::Result<RunTable> {
 
 /// Adds the records in a part of the file.
 fn add(table: &mut RunTable, file: &File, part: Range<u64>) -> io::Result<()> {
-    for line in line_file::lines(file, part)? {
+    for line in append_file::lines(file, part)? {
         // Skip a line that a full disk or a power loss left incomplete.
         if let Ok(record) = serde_json::from_slice::<RunRecord>(&line?) {
             table.add(record);
@@ -120,5 +120,5 @@ fn write_compacted(directory: &Directory, temporary: &Path, now: Timestamp) -> i
     directory.create(temporary)?.write_all(&encode_lines(table.into_records())?)?;
     fs::rename(temporary, directory.runs())?;
     add(&mut late, &old, length..old.metadata()?.len())?;
-    LineFile::open(directory, &directory.runs())?.append(&encode_lines(late.into_records())?)
+    AppendFile::open(directory, &directory.runs())?.append(&encode_lines(late.into_records())?)
 }

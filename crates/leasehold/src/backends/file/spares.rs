@@ -31,13 +31,13 @@ pub(super) struct Spares {
 #[derive(Debug)]
 pub(super) struct Spare {
     pub(super) file: RecordFile,
-    pub(super) name: PathBuf,
+    pub(super) path: PathBuf,
 }
 
 impl Spare {
     /// Removes the file. This is slow: call it once the latch is unlocked.
     pub(super) fn remove(self) {
-        let _tidied_later = fs::remove_file(&self.name);
+        let _tidied_later = fs::remove_file(&self.path);
     }
 }
 
@@ -47,7 +47,7 @@ impl Spares {
     }
 
     /// A path in the records' directory that no other file has.
-    pub(super) fn unused_name(&self) -> PathBuf {
+    pub(super) fn unused_path(&self) -> PathBuf {
         self.own_presence.temporary_path(self.names.fetch_add(1, Ordering::Relaxed))
     }
 

@@ -67,7 +67,7 @@ impl Watchers {
         // Opened again: flock belongs to the open file, and threads sharing it would not exclude each other.
         let locked = safe_open::regular(File::options().read(true).write(true), &path);
         let locked = locked.map_err(|error| cannot("open", &path, error))?;
-        latch::lock_within(&locked, &path, latch::PATIENCE)?;
+        latch::lock_within(&locked, &path, latch::STUCK_AFTER)?;
         let taken = self.lines().and_then(|lines| {
             let own = self.own_presence.id();
             let living = |id: Uuid| presence::presence_of(&self.directory, id) != Presence::Dead;
