@@ -2,7 +2,7 @@
 //!
 //! The caller itself polls the task that sends the request. If the caller drops
 //! the future, or the answer is slow, the task moves to the I/O thread. If the
-//! caller is gone by then, a lease that the request was granted is released.
+//! caller is gone by then, whatever lease it gets is released.
 
 use std::{
     future::{self, poll_fn},
@@ -259,14 +259,16 @@ impl<'a> Acquire<'a> {
                 biased;
                 end = outcome => end,
                 () = engine.closed() => WaitEnd::Closed,
-                () = engine.sleep_until(wake_at), if wake_at != Moment::NEVER => WaitEnd::GaveUp,
+                () = engine.sleep_until(wake_at), if wake_at != Moment::NEVER => {
+                    let time_is_left = engine.clock.now() < self.give_up_at;
+                    if time_is_left && holders.is_none() && lease.tries() < max_tries {
+                        holders = Some(engine.spawn_find_holders(self.options.resource));
+                        wake_at = self.give_up_at;
+                        continue;
+                    }
+                    WaitEnd::GaveUp
+                }
             };
-            let time_is_left = matches!(end, WaitEnd::GaveUp) && engine.clock.now() < self.give_up_at;
-            if time_is_left && holders.is_none() && lease.tries() < max_tries {
-                holders = Some(self.engine.spawn_find_holders(self.options.resource));
-                wake_at = self.give_up_at;
-                continue;
-            }
             let busy = match (&end, holders.as_mut()) {
                 (WaitEnd::GaveUp, Some(found)) => found.try_recv().unwrap_or_default(),
                 (WaitEnd::GaveUp, None) => self.find_holders_until_give_up().await,
@@ -297,12 +299,12 @@ impl<'a> Acquire<'a> {
                 Some(Err(Error::wrong_shape(resource, engine.kind, asked, in_force)))
             }
             Refusal::Failed(error) => Some(Err(error)),
-            Refusal::TooLate | Refusal::Gone if options.wait == Wait::No => Some(Err(Error::unanswered(format!(
+            Refusal::Gone if options.wait == Wait::No => Some(Err(Error::unanswered(format!(
                 "{} on {}: the lease was gone before the answer arrived",
                 options.resource, engine.kind
             ))
             .about(options.resource))),
-            Refusal::TooLate | Refusal::Gone => None,
+            Refusal::Gone => None,
         }
     }
 
@@ -384,11 +386,8 @@ impl Engine {
     }
 
     fn on_answer_at_once(self: &Arc<Self>, lease: &Arc<LocalLease>, sent: local_lease::Sent, answer: Answer<Decision>) {
-        let answer = Ok(answer);
-        self.telemetry.answered(telemetry::CallKind::Acquire, &answer, sent.at, || self.clock.now());
-        if let Ok(answer) = answer {
-            self.on_answer(lease, AnsweredRequest { sent, answer, earlier_try_may_run: false }, sent.at);
-        }
+        self.telemetry.answered(telemetry::CallKind::Acquire, &Ok(()), sent.at, || self.clock.now());
+        self.on_answer(lease, AnsweredRequest { sent, answer, earlier_try_may_run: false }, sent.at);
     }
 
     /// Sends the request until it is answered, and acts on the answer.
@@ -400,7 +399,7 @@ impl Engine {
         lease: Arc<LocalLease>,
         sent: local_lease::Sent,
         until: Moment,
-        _counted: RunningTask,
+        _running: RunningTask,
     ) {
         let panicked = OnPanic::new(|| self.on_request_panic(&lease));
         self.send_until_answered(&lease, sent, until).await;

@@ -317,7 +317,7 @@ impl Guard {
     /// As for [`release`](Self::release).
     pub async fn release_as(mut self, outcome: Outcome) -> Result<Released> {
         match self.lease.take() {
-            Some(lease) if last_guard(&lease.local) => lease.engine.release(&lease.local, outcome).await,
+            Some(lease) if drop_share(&lease.local) => lease.engine.release(&lease.local, outcome).await,
             Some(_) => Ok(Released::Shared),
             None => Ok(Released::Gone),
         }
@@ -333,7 +333,7 @@ impl Guard {
     ///
     /// Waiting readers then get the lock, but no writer does.
     ///
-    /// After an error, it may still be a write lock at the backend; treat it as a read lock.
+    /// After any error but `Unsupported`, it may still be a write lock at the backend; treat it as a read lock.
     ///
     /// # Errors
     /// `Unsupported` for permits and leaders, and while another guard shares the lease;
@@ -400,7 +400,7 @@ impl Guard {
         if lease.engine.is_inherited() {
             // The lease and its engine belong to the parent: leak them.
             mem::forget(lease);
-        } else if last_guard(&lease.local) {
+        } else if drop_share(&lease.local) {
             lease.engine.release_in_background(&lease.local, outcome);
         }
     }
@@ -434,6 +434,7 @@ impl fmt::Debug for Guard {
     }
 }
 
-fn last_guard(local: &LocalLease) -> bool {
+/// Counts off one guard of the lease; returns whether it was the last.
+fn drop_share(local: &LocalLease) -> bool {
     local.guards.fetch_sub(1, Ordering::SeqCst) == 1
 }

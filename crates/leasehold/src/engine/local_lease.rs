@@ -191,8 +191,7 @@ struct LastAnswer {
 struct GrantHint {
     fence: Fence,
     provisional: bool,
-    /// When it arrived.
-    wall: Timestamp,
+    arrived_at: Timestamp,
 }
 
 /// Why a request was not granted.
@@ -201,10 +200,9 @@ pub(crate) enum Refusal {
     Busy(Busy),
     WrongShape(Shape),
     Failed(Error),
-    /// The queue position or the grant is gone; the engine may try again with a new lease id.
+    /// The queue position or the grant is gone, or the caller took the grant too late; the engine may try again with a
+    /// new lease id.
     Gone,
-    /// The lease expired, or its session ended, before the caller took the grant.
-    TooLate,
 }
 
 /// What the engine does after a transition.
@@ -427,7 +425,7 @@ impl LocalLease {
         Sent { at: now, number: state.sent }
     }
 
-    /// A renewal that changes nothing else.
+    /// A renewal that only extends the lease.
     pub(crate) fn renewal(&self) -> Renewal {
         Renewal::new(self.request.key.clone(), self.ttl())
     }
@@ -599,9 +597,9 @@ impl LocalLease {
     }
 
     /// A push says that the lease was granted.
-    pub(crate) fn on_grant_hint(&self, fence: Fence, provisional: bool, now: Moment, wall: Timestamp) -> Next {
+    pub(crate) fn on_grant_hint(&self, fence: Fence, provisional: bool, now: Moment, arrived_at: Timestamp) -> Next {
         let mut state = self.state.lock();
-        state.hint = Some(GrantHint { fence, provisional, wall });
+        state.hint = Some(GrantHint { fence, provisional, arrived_at });
         match state.phase {
             Phase::Waiting => self.apply_grant_hint(state, now),
             _ => Next::Nothing,
@@ -654,7 +652,7 @@ impl LocalLease {
                 if now >= deadline || self.session_ended(&state) {
                     state.phase = Phase::Refused(None);
                     self.pause_renewals();
-                    return Poll::Ready(Some((AcquireResult::Refused(Refusal::TooLate), Next::Release)));
+                    return Poll::Ready(Some((AcquireResult::Refused(Refusal::Gone), Next::Release)));
                 }
                 let max_hold_at = self.max_hold.map_or(Moment::NEVER, |length| now.after(length));
                 self.validity.begin(deadline, max_hold_at);
@@ -729,8 +727,10 @@ impl LocalLease {
 
     // The guard's side.
 
-    /// Ends the lease in this process, because its guard is released. Returns `Release` if the backend must still
-    /// release it.
+    /// Ends the lease in this process, because its guard is released.
+    ///
+    /// Returns `Release` if the backend must still release it. That may be so after a loss, too: `validity.loss()` tells
+    /// why it ended.
     pub(crate) fn on_release(&self, now: Moment) -> Next {
         let mut state = self.state.lock();
         let Phase::Held(hold) = state.phase else { return Next::Forget };
@@ -746,13 +746,13 @@ impl LocalLease {
         if self.validity.lose(Loss::Released) { Next::Release } else { Next::Forget }
     }
 
-    /// The backend answered the release that it no longer knows the lease. `Loss::Released` stays recorded, since the
-    /// lease was valid here until then.
+    /// In its answer to the release, the backend said that it no longer has the lease. `Loss::Released` stays recorded,
+    /// since the lease was valid here until then.
     pub(crate) fn mark_released_too_late(&self) {
         self.released_too_late.store(true, Ordering::SeqCst);
     }
 
-    /// Why the lease ended before its work did, or that it was released; `None` while it is held.
+    /// Like `Validity::loss`, but `Gone` if the backend no longer knew the lease when it was released.
     pub(crate) fn end_reason(&self) -> Option<Loss> {
         if self.released_too_late.load(Ordering::SeqCst) { Some(Loss::Gone) } else { self.validity.loss() }
     }
@@ -875,7 +875,7 @@ impl LocalLease {
             self.request_renewal_locked(&mut state, now);
             return Next::Schedule;
         }
-        self.grant(state, Grant::new(hint.fence, hint.wall), now)
+        self.grant(state, Grant::new(hint.fence, hint.arrived_at), now)
     }
 
     /// Returns whether the caller of `acquire` may confirm a provisional grant.
@@ -910,10 +910,10 @@ impl LocalLease {
     /// The deadline has passed. A lease that ran out expires at the backend, too. One that reached its `max_hold` was
     /// renewed until now, and one that a session keeps stays as long as the session lives: both have to be released.
     fn lose_by_deadline(&self, state: Locked<'_>, now: Moment) -> Next {
-        let is_kept = !self.is_detached()
+        let kept_by_session = !self.is_detached()
             && matches!(&state.last_answer, Some(LastAnswer { belief: Belief::Session(session), .. }) if !session.has_ended());
         match self.lose(state, self.validity.reason_at(now)) {
-            Next::Lost if is_kept || self.validity.loss() == Some(Loss::MaxHold) => Next::Release,
+            Next::Lost if kept_by_session || self.validity.loss() == Some(Loss::MaxHold) => Next::Release,
             next => next,
         }
     }
@@ -980,8 +980,8 @@ impl LocalLease {
         }
     }
 
-    /// When to renew next: a third of the time that an answer is valid after `sent`, minus up to 10 % jitter derived
-    /// from the lease id.
+    /// When to renew next: a third of an answer's validity after `sent`, minus up to 10 % jitter derived from the lease
+    /// id. Where nothing expires, the intervals above apply.
     fn renew_time(&self, state: &LocalState, sent: Moment) -> Moment {
         let belief = state.last_answer.as_ref().map_or(&Belief::Ttl, |answer| &answer.belief);
         let third = renew_every(self.ttl());

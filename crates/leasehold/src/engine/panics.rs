@@ -1,4 +1,4 @@
-//! Limits what a panicking backend can do to the call that panicked: nobody waits for its answer for ever.
+//! Confines a panic of a backend to the call that panicked: nobody waits for its answer for ever.
 
 use std::{
     future::poll_fn,

@@ -28,7 +28,7 @@ impl Reentries {
         // In a forked child, the gate may be locked by a task that exists only in the parent.
         engine.check_usable()?;
         let gate = self.gate(&options);
-        let give_up = match options.wait {
+        let give_up_at = match options.wait {
             Wait::For(length) => engine.clock.now().after(length),
             Wait::No => engine.clock.now(),
             Wait::Forever => Moment::NEVER,
@@ -41,7 +41,7 @@ impl Reentries {
             tokio::select! {
                 biased;
                 entered = gate.lock() => entered,
-                () = engine.sleep_until(give_up), if give_up != Moment::NEVER => {
+                () = engine.sleep_until(give_up_at), if give_up_at != Moment::NEVER => {
                     return give_up_entering(engine, &options, &mut holders).await;
                 }
             }
@@ -58,7 +58,7 @@ impl Reentries {
                 ))
                 .about(options.resource));
             }
-            let limit = if options.wait == Wait::No { give_up.after(TRY_LIMIT) } else { give_up };
+            let limit = if options.wait == Wait::No { give_up_at.after(TRY_LIMIT) } else { give_up_at };
             let renewed = tokio::select! {
                 biased;
                 renewed = guard.renew(options.ttl.get()) => renewed,
@@ -74,7 +74,7 @@ impl Reentries {
             }
         }
         if let Wait::For(_) = options.wait {
-            options.wait = Wait::For(give_up.since(engine.clock.now()).max(Duration::from_millis(1)));
+            options.wait = Wait::For(give_up_at.since(engine.clock.now()).max(Duration::from_millis(1)));
         }
         let attempt = engine.acquire(&options).await?;
         if let Attempt::Acquired(guard) = &attempt {

@@ -54,6 +54,7 @@ pub(crate) struct Renewer {
     incarnation_changes: Mutex<()>,
     renewals: Alarm,
     deadlines: Alarm,
+    /// Kept: dropping it ends the delivery.
     hints: OnceLock<HintDelivery>,
     stopped: AtomicBool,
 }
@@ -151,8 +152,8 @@ impl Renewer {
         match next {
             Next::Nothing => {}
             Next::Schedule => {
-                let (renew_at, deadline) = self.schedule.lower_bounds(lease);
-                self.renewals.wake_by(renew_at);
+                let (due_at, deadline) = self.schedule.lower_bounds(lease);
+                self.renewals.wake_by(due_at);
                 self.deadlines.wake_by(deadline);
             }
             Next::Forget => self.schedule.remove(lease.key().id),
@@ -205,7 +206,7 @@ impl Renewer {
                 backend = self.backend.guarantees().kind,
                 "the backend was restarted or replaced; verifying every lease"
             );
-            self.renew_all_now(|_| true);
+            self.renew_now(|_| true);
         }
     }
 
@@ -250,7 +251,7 @@ impl Renewer {
         }
     }
 
-    fn renew_all_now(&self, wanted: impl Fn(&LocalLease) -> bool) {
+    fn renew_now(&self, wanted: impl Fn(&LocalLease) -> bool) {
         for lease in self.schedule.all(wanted) {
             self.request_renewal(&lease);
         }
@@ -271,7 +272,7 @@ impl Renewer {
             }
             Hint::Evicted { id } => update(id, &|lease| lease.on_evict_hint(now)),
             Hint::Changed { resource } => {
-                self.renew_all_now(|lease| lease.key().resource == resource && lease.is_waiting());
+                self.renew_now(|lease| lease.key().resource == resource && lease.is_waiting());
             }
             Hint::Missed => {
                 for lease in self.schedule.all(|_| true) {
@@ -281,17 +282,17 @@ impl Renewer {
         }
     }
 
-    /// Finds the leases to renew now or very soon.
+    /// Finds the leases to renew now or very soon, and those whose call in flight is to be taken over.
     fn due(&self) -> Vec<Arc<LocalLease>> {
         let now = self.clock.now();
-        if self.schedule.next_renewal() > now {
+        if self.schedule.next_due() > now {
             return Vec::new();
         }
         let due = |lease: &LocalLease| {
             let soon = COALESCE.min(renew_every(lease.ttl()) / 8);
             lease.renew_at() <= now.after(soon) || lease.take_over_at() <= now
         };
-        self.schedule.due_for_renewal(now.after(COALESCE), due)
+        self.schedule.due(now.after(COALESCE), due)
     }
 
     async fn renew(self: Arc<Self>, chunk: Vec<(Arc<LocalLease>, Renewal)>) {
@@ -364,7 +365,7 @@ async fn renew_when_due(renewer: Weak<Renewer>) {
                 tokio::task::yield_now().await;
             }
         }
-        renewer.renewals.sleep(&*renewer.clock, || renewer.schedule.next_renewal()).await;
+        renewer.renewals.sleep(&*renewer.clock, || renewer.schedule.next_due()).await;
     }
     drop_elsewhere(renewer);
 }

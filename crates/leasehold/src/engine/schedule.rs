@@ -1,9 +1,10 @@
 //! The leases of one instance, and when each needs attention next.
 //!
-//! Nothing is sorted. Each shard keeps a lower bound of the next renewal and
-//! of the next deadline; when a bound is reached, the shard is scanned and the
-//! bound recomputed. An uncontended lock costs one insertion, two comparisons
-//! and one removal, and a renewal that moves a deadline later wakes nobody.
+//! Nothing is sorted. Each shard keeps a lower bound of when the renewer must
+//! handle one of its leases, and one of the next deadline. When a bound is
+//! reached, the shard is scanned and the bound recomputed. An uncontended lock
+//! costs one insertion, two comparisons and one removal, and a renewal that
+//! moves a deadline later wakes nobody.
 
 #[cfg(test)]
 mod tests;
@@ -29,11 +30,12 @@ pub(super) struct Schedule {
 #[derive(Debug)]
 struct ScheduleShard {
     leases: Mutex<HashTable<Arc<LocalLease>>>,
-    renew_bound: Bound,
+    due_bound: Bound,
     deadline_bound: Bound,
 }
 
-/// A lower bound: never later than the earliest renewal (or deadline) in a shard.
+/// A lower bound: never later than the moment at which the renewer must handle a lease of the shard, or than the
+/// earliest deadline.
 #[derive(Debug)]
 struct Bound(AtomicU64);
 
@@ -67,7 +69,7 @@ fn hash(id: LeaseId) -> u64 {
 impl Schedule {
     pub(super) fn new() -> Self {
         let shard =
-            || ScheduleShard { leases: Mutex::default(), renew_bound: Bound::none(), deadline_bound: Bound::none() };
+            || ScheduleShard { leases: Mutex::default(), due_bound: Bound::none(), deadline_bound: Bound::none() };
         Self { shards: std::array::from_fn(|_| shard()) }
     }
 
@@ -97,27 +99,27 @@ impl Schedule {
         self.shards.iter().flat_map(of_shard).collect()
     }
 
-    /// Lowers the bounds of its shard to when the lease needs attention; returns its next renewal and its deadline.
+    /// Lowers the bounds of its shard to when the lease needs attention; returns when it is due and its deadline.
     pub(super) fn lower_bounds(&self, lease: &LocalLease) -> (Moment, Moment) {
         let shard = self.shard(lease.key().id);
-        let (renew_at, deadline) = (lease.due_at(), lease.deadline_to_watch());
-        shard.renew_bound.lower_to(renew_at);
+        let (due_at, deadline) = (lease.due_at(), lease.deadline_to_watch());
+        shard.due_bound.lower_to(due_at);
         shard.deadline_bound.lower_to(deadline);
-        (renew_at, deadline)
+        (due_at, deadline)
     }
 
-    pub(super) fn next_renewal(&self) -> Moment {
-        self.shards.iter().map(|shard| shard.renew_bound.get()).min().unwrap_or(Moment::NEVER)
+    pub(super) fn next_due(&self) -> Moment {
+        self.shards.iter().map(|shard| shard.due_bound.get()).min().unwrap_or(Moment::NEVER)
     }
 
     pub(super) fn next_deadline(&self) -> Moment {
         self.shards.iter().map(|shard| shard.deadline_bound.get()).min().unwrap_or(Moment::NEVER)
     }
 
-    /// The leases that are due, among the shards whose next renewal may come by `soon`.
-    pub(super) fn due_for_renewal(&self, soon: Moment, due: impl Fn(&LocalLease) -> bool) -> Vec<Arc<LocalLease>> {
-        let shards = self.shards.iter().filter(|shard| shard.renew_bound.get() <= soon);
-        shards.flat_map(|shard| shard.scan(&shard.renew_bound, LocalLease::due_at, &due)).collect()
+    /// The leases that are due, among the shards with a lease that may be due by `soon`.
+    pub(super) fn due(&self, soon: Moment, due: impl Fn(&LocalLease) -> bool) -> Vec<Arc<LocalLease>> {
+        let shards = self.shards.iter().filter(|shard| shard.due_bound.get() <= soon);
+        shards.flat_map(|shard| shard.scan(&shard.due_bound, LocalLease::due_at, &due)).collect()
     }
 
     /// The leases whose deadline has passed.

@@ -22,7 +22,7 @@ use crate::engine::{
     sync::{explore, step},
 };
 
-const SCHEDULES: usize = 3_000;
+const INTERLEAVINGS: usize = 3_000;
 /// How long one answer is valid: the ttl of 30 s minus its margin.
 const VALID_FOR: Duration = Duration::from_millis(29_400);
 
@@ -135,7 +135,7 @@ fn see_the_loss(harness: &Harness) {
 
 #[test]
 fn an_answer_meets_the_deadline() {
-    explore(SCHEDULES, || {
+    explore(INTERLEAVINGS, || {
         let harness = held_harness();
         let renew = |harness: &Harness| harness.renew(Standing::Holding(grant(7)));
         let check = |harness: &Harness| while harness.check() {};
@@ -147,7 +147,7 @@ fn an_answer_meets_the_deadline() {
 /// 1. The renewer reads the clock. 2. The deadline comes. 3. A check finds it passed. 4. The answer extends the lease.
 #[test]
 fn an_answer_meets_a_check_at_the_deadline() {
-    explore(SCHEDULES, || {
+    explore(INTERLEAVINGS, || {
         let harness = held_harness();
         let let_the_deadline_come = |harness: &Harness| {
             for seconds in [15, 29, 30] {
@@ -164,7 +164,7 @@ fn an_answer_meets_a_check_at_the_deadline() {
 
 #[test]
 fn an_answer_meets_the_release() {
-    explore(SCHEDULES, || {
+    explore(INTERLEAVINGS, || {
         let harness = held_harness();
         let renew = |harness: &Harness| harness.renew(Standing::Holding(grant(7)));
         let release = |harness: &Harness| {
@@ -179,7 +179,7 @@ fn an_answer_meets_the_release() {
 
 #[test]
 fn an_eviction_meets_renewals_and_the_release() {
-    explore(SCHEDULES, || {
+    explore(INTERLEAVINGS, || {
         let harness = held_harness();
         let evict = |harness: &Harness| {
             let now = harness.now();
@@ -198,7 +198,7 @@ fn an_eviction_meets_renewals_and_the_release() {
 
 #[test]
 fn a_pushed_grant_meets_an_older_answer_and_wakes_the_caller() {
-    explore(SCHEDULES, || {
+    explore(INTERLEAVINGS, || {
         let lease = lease(|_| {});
         let sent = lease.number_call(at(0));
         assert_scheduled(lease.on_decision(Decision::Queued(position(7)), sent, Belief::Ttl, at(0)));
@@ -230,7 +230,7 @@ fn assert_scheduled(next: Next) {
 
 #[test]
 fn a_renewal_that_becomes_due_meets_the_scan_of_the_schedule() {
-    explore(SCHEDULES, || {
+    explore(INTERLEAVINGS, || {
         let lease = Arc::new(held(|_| {}, Belief::Ttl));
         let schedule = Arc::new(Schedule::new());
         schedule.insert(&lease);
@@ -242,9 +242,9 @@ fn a_renewal_that_becomes_due_meets_the_scan_of_the_schedule() {
                 schedule.lower_bounds(&lease);
             })
         };
-        let found = schedule.due_for_renewal(at(20), |lease| lease.due_at() <= at(1));
+        let found = schedule.due(at(20), |lease| lease.due_at() <= at(1));
         hinting.join().expect("it does not fail");
-        assert!(!found.is_empty() || schedule.next_renewal() <= at(1), "nobody will renew it");
+        assert!(!found.is_empty() || schedule.next_due() <= at(1), "nobody will renew it");
     });
 }
 
@@ -252,7 +252,7 @@ fn a_renewal_that_becomes_due_meets_the_scan_of_the_schedule() {
 #[test]
 #[should_panic(expected = "a lease that is lost is not held")]
 fn a_check_of_the_deadline_alone_is_found_out() {
-    explore(SCHEDULES, || {
+    explore(INTERLEAVINGS, || {
         let harness = held_harness();
         let release = |harness: &Harness| harness.follow(harness.lease.on_release(at(0)));
         let see_the_loss = |harness: &Harness| {

@@ -19,7 +19,7 @@ use super::{
 /// One step of a test. A step that is impossible when its turn comes is skipped.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    Wait(u64),
+    AdvanceClock(u64),
     /// The request is answered: granted with this fence, queued behind it, or busy.
     Grant(u64),
     Queue(u64),
@@ -55,7 +55,7 @@ fn step() -> impl Strategy<Value = Step> {
     let fence = || 1..5_u64;
     // Steps that end a lease are rare, so that most leases live through many steps.
     prop_oneof![
-        6 => (1..20_u64).prop_map(Step::Wait),
+        6 => (1..20_u64).prop_map(Step::AdvanceClock),
         3 => fence().prop_map(Step::Grant),
         6 => fence().prop_map(Step::Queue),
         1 => Just(Step::Refuse),
@@ -176,7 +176,7 @@ impl Harness {
     fn take(&mut self, step: Step) {
         let wall = Timestamp::default();
         match step {
-            Step::Wait(seconds) => self.now = self.now.after(Duration::from_secs(seconds)),
+            Step::AdvanceClock(seconds) => self.now = self.now.after(Duration::from_secs(seconds)),
             Step::Grant(fence) => self.decide(Decision::Granted(grant(fence))),
             Step::Queue(last_fence) => self.decide(Decision::Queued(position(last_fence))),
             Step::Refuse => self.decide(Decision::WrongShape { in_force: Claim::EXCLUSIVE.shape() }),

@@ -10,7 +10,7 @@ use std::{
 use super::*;
 use crate::clock::ManualClock;
 
-/// Where in the loop's turn the lease takes a step.
+/// The points of the loop at which the lease may act.
 const BEFORE: u8 = 0;
 const BEFORE_THE_READ: u8 = 1;
 const AFTER_THE_READ: u8 = 2;

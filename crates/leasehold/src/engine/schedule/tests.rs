@@ -23,7 +23,7 @@ fn a_lease_that_moves_forward_after_it_was_scanned_is_in_the_new_bound() {
         schedule.lower_bounds(lease);
     }
     let (soon, scanned) = (Moment::default(), Cell::new(0));
-    schedule.due_for_renewal(Moment::NEVER, |lease| {
+    schedule.due(Moment::NEVER, |lease| {
         scanned.set(scanned.get() + 1);
         for other in leases.iter().filter(|other| scanned.get() == 2 && other.key().id != lease.key().id) {
             let _scheduled = other.request_renewal(soon);
@@ -31,5 +31,5 @@ fn a_lease_that_moves_forward_after_it_was_scanned_is_in_the_new_bound() {
         }
         false
     });
-    assert_eq!((scanned.get(), schedule.next_renewal()), (2, soon));
+    assert_eq!((scanned.get(), schedule.next_due()), (2, soon));
 }

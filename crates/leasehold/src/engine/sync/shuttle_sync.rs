@@ -12,7 +12,7 @@ thread_local! {
 }
 
 /// Runs a test under many random interleavings of its `shuttle` threads.
-pub(crate) fn explore(schedules: usize, test: impl Fn() + Send + Sync + 'static) {
+pub(crate) fn explore(interleavings: usize, test: impl Fn() + Send + Sync + 'static) {
     /// Resets the flag even on panic: the thread may run other tests later.
     struct Exploring;
     impl Drop for Exploring {
@@ -22,7 +22,7 @@ pub(crate) fn explore(schedules: usize, test: impl Fn() + Send + Sync + 'static)
     }
     EXPLORING.set(true);
     let _exploring = Exploring;
-    shuttle::check_random(test, schedules);
+    shuttle::check_random(test, interleavings);
 }
 
 /// A point where another thread may run.
