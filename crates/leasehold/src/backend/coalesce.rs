@@ -23,8 +23,8 @@ use crate::{Error, Result};
 /// its callers run, where possible, before the next batch is formed, as do callers that a
 /// push has woken. Their next calls thus join that batch.
 ///
-/// The caller whose call starts a batch first polls `send` on its own thread. If `send` is then pending, the thread
-/// that receives the answers or the runtime polls it further.
+/// The caller whose call starts a batch first polls `send` on its own thread. If it is still pending after that, it is
+/// polled by the runtime, or by the thread that receives the answers.
 ///
 /// # Cancel safety
 /// If the future is dropped before its batch is sent, the call is left out. If it is dropped later, the answer is

@@ -21,7 +21,7 @@ pub trait Audience {
     fn ended(&mut self, id: LeaseId, ended: EndedLease);
 }
 
-/// An [`Audience`] that collects effects, to be reported once a write has succeeded.
+/// An [`Audience`] that collects hints, events and history records, to be sent once the write has succeeded.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct News {
@@ -61,19 +61,19 @@ impl Audience for News {
 
 /// Reports the effects of an operation on `resource`, then clears `effects`.
 ///
-/// `callers` are the leases that the operation was called for. Their clients see the
-/// result in the answer, so they get no hint about a grant.
+/// `own` are the leases that the operation was called for. Their clients learn the result
+/// from the answer, so they get no hint about a grant.
 pub fn publish(
     resource: &Resource,
     state: &State,
     effects: &mut Effects,
-    callers: &[LeaseId],
+    own: &[LeaseId],
     context: &Context<'_>,
     audience: &mut impl Audience,
 ) {
     for Granted { id, fence, provisional } in effects.granted.iter().copied() {
         // The client learns of its own lease from the answer; what ended at once needs no hint.
-        if !callers.contains(&id) && !effects.ended.iter().any(|ended| ended.entry.id == id) {
+        if !own.contains(&id) && !effects.ended.iter().any(|ended| ended.entry.id == id) {
             audience.hint(id, Hint::Granted { id, fence, provisional });
         }
     }

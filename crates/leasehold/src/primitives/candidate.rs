@@ -98,7 +98,7 @@ impl Candidate {
     /// It keeps waiting after an error, because the candidate retries; see [`last_error`](Self::last_error).
     ///
     /// # Errors
-    /// `Closed` if the instance is closed, before or during the wait, and in a forked child.
+    /// `Closed` if the instance is closed before or during the wait, or if this process is a forked child.
     ///
     /// # Cancel safety
     /// May be dropped and called again: it completes at once if this candidate leads.
