@@ -415,7 +415,7 @@ impl Engine {
     async fn send_until_answered(self: &Arc<Self>, lease: &Arc<LocalLease>, sent: local_lease::Sent, until: Moment) {
         let mut call = self.backend.acquire(&lease.request);
         let first = poll_fn(|context| match call.as_mut().poll(context) {
-            Poll::Pending if lease.is_polled_by_caller() => Poll::Pending,
+            Poll::Pending if lease.call_in_flight.is_polled_by_caller() => Poll::Pending,
             first => Poll::Ready(first),
         });
         let first = first.await;

@@ -19,13 +19,13 @@ mod random_transitions;
 pub(super) mod tests;
 
 use std::{
-    fmt,
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
 use super::{
     acquire::AcquireOptions,
+    call_in_flight::CallInFlight,
     margin, renew_every,
     sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering},
     telemetry::HoldReport,
@@ -38,7 +38,6 @@ use crate::{
         Busy, Claim, Decision, Fence, Grant, LeaseKey, Lifetime, Metadata, Moment, QueuePosition, Released, Renewal,
         Request, Shape, Standing, Timestamp, Ttl, micros,
     },
-    threads::Task,
 };
 
 /// The longest interval between renewals of a held lease that never expires. Limits how long a lost eviction hint goes
@@ -52,11 +51,6 @@ const MAX_RENEW_INTERVAL_FIRST_WAITER: Duration = Duration::from_secs(5);
 /// How long the caller of `acquire` has to confirm a provisional grant itself before the renewer does.
 const CALLER_CONFIRM_WINDOW: Duration = Duration::from_millis(50);
 
-/// How long the caller of `acquire` or `release` polls its call before the call moves to the I/O thread.
-const TAKE_OVER_AFTER: Duration = Duration::from_secs(1);
-/// How long the renewer waits before it tries again to take over a call that its caller is polling.
-const TAKE_OVER_RETRY: Duration = Duration::from_millis(10);
-
 /// A lease that this process waits for or holds.
 #[derive(Debug)]
 pub(crate) struct LocalLease {
@@ -69,7 +63,7 @@ pub(crate) struct LocalLease {
     /// When the renewer sends the next renewal; `NEVER` while a request or renewal is in flight, unless a push has
     /// granted the lease in the meantime.
     renew_at: AtomicU64,
-    in_flight: CallInFlight,
+    pub(crate) call_in_flight: CallInFlight,
     /// How many guards share the lease; more than one only if it is re-entrant.
     pub(crate) guards: AtomicUsize,
     /// Whether the lease also ends when its session ends, even before its deadline.
@@ -117,33 +111,6 @@ struct LocalState {
     caller_left: bool,
     /// The answer to the release, for the caller that awaits it.
     released: Option<Result<Released>>,
-}
-
-/// A request or release that is polled on the caller's thread, which saves waking another thread.
-///
-/// It moves to the I/O thread, and runs to completion there, if the caller goes away, the instance is closed, or the
-/// answer is slow.
-#[derive(Debug)]
-struct CallInFlight {
-    task: Mutex<Option<StoredTask>>,
-    /// Whether the caller polls it.
-    by_caller: AtomicBool,
-    take_over_at: AtomicU64,
-}
-
-/// Polls a task with the timers and sockets of the I/O thread.
-pub(crate) type PollTask<'a> = &'a dyn Fn(&mut Task, &mut Context<'_>) -> Poll<()>;
-
-/// A task, and the waker of the caller that polls it.
-struct StoredTask {
-    task: Task,
-    caller: Waker,
-}
-
-impl fmt::Debug for StoredTask {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("StoredTask")
-    }
 }
 
 #[derive(Debug)]
@@ -234,11 +201,7 @@ impl LocalLease {
             max_hold: options.max_hold,
             ttl_micros: AtomicU64::new(micros(request.ttl.get())),
             renew_at: AtomicU64::new(Moment::NEVER.as_micros()),
-            in_flight: CallInFlight {
-                task: Mutex::new(None),
-                by_caller: AtomicBool::new(false),
-                take_over_at: AtomicU64::new(Moment::NEVER.as_micros()),
-            },
+            call_in_flight: CallInFlight::none(),
             guards: AtomicUsize::new(1),
             by_session: AtomicBool::new(false),
             validity: Validity::new(),
@@ -302,12 +265,7 @@ impl LocalLease {
 
     /// When the renewer must handle it next: to renew it, or to take over a call in flight.
     pub(crate) fn due_at(&self) -> Moment {
-        self.renew_at().min(self.take_over_at())
-    }
-
-    /// When the renewer takes over the call that the caller polls; `NEVER` if there is none.
-    pub(crate) fn take_over_at(&self) -> Moment {
-        Moment::from_micros(self.in_flight.take_over_at.load(Ordering::SeqCst))
+        self.renew_at().min(self.call_in_flight.take_over_at())
     }
 
     /// The deadline for the timer; `NEVER` once the lease has ended.
@@ -326,82 +284,6 @@ impl LocalLease {
 
     pub(crate) fn is_held(&self) -> bool {
         matches!(self.state.lock().phase, Phase::Held(_))
-    }
-
-    // The request or release that its caller polls.
-
-    /// Polls the task once, by `poll`, and stores it for the caller to poll again.
-    ///
-    /// Returns false if the task finished. If it returns true, schedule the lease: the renewer moves the task to the
-    /// I/O thread by `limit`.
-    pub(crate) fn start_on_caller(&self, mut task: Task, now: Moment, limit: Moment, poll: PollTask<'_>) -> bool {
-        self.in_flight.by_caller.store(true, Ordering::SeqCst);
-        if poll(&mut task, &mut Context::from_waker(Waker::noop())).is_ready() {
-            self.in_flight.by_caller.store(false, Ordering::SeqCst);
-            return false;
-        }
-        let at = now.after(TAKE_OVER_AFTER.min(renew_every(self.ttl()))).min(limit);
-        let mut slot = self.in_flight.task.lock();
-        self.in_flight.take_over_at.store(at.as_micros(), Ordering::SeqCst);
-        *slot = Some(StoredTask { task, caller: Waker::noop().clone() });
-        true
-    }
-
-    /// Polls the stored task again, by `poll`; ready when it is done or was taken over.
-    pub(crate) fn poll_in_flight(&self, context: &mut Context<'_>, poll: PollTask<'_>) -> Poll<()> {
-        let mut slot = self.in_flight.task.lock();
-        // Taken out, so that a task that panics is not polled again.
-        let Some(mut stored) = slot.take() else { return Poll::Ready(()) };
-        if poll(&mut stored.task, context).is_pending() {
-            stored.caller.clone_from(context.waker());
-            *slot = Some(stored);
-            return Poll::Pending;
-        }
-        self.in_flight.by_caller.store(false, Ordering::SeqCst);
-        self.in_flight.take_over_at.store(Moment::NEVER.as_micros(), Ordering::SeqCst);
-        drop(slot);
-        Poll::Ready(())
-    }
-
-    /// Takes the stored task away from its caller. The new owner must run the task to completion.
-    pub(crate) fn take_over(&self) -> Option<Task> {
-        self.take_in_flight(self.in_flight.task.lock())
-    }
-
-    /// Like `take_over`, for the renewer, if the time for that has come; otherwise, the task has to be scheduled.
-    ///
-    /// It does not wait for a caller that polls the task at this moment, which may run code of the backend and of
-    /// subscribers: the task is then due again soon.
-    pub(crate) fn take_over_if_due(&self, now: Moment) -> Result<Option<Task>, Next> {
-        let due = self.take_over_at();
-        if due == Moment::NEVER {
-            return Ok(None);
-        }
-        if due > now {
-            return Err(Next::Schedule);
-        }
-        if let Some(slot) = self.in_flight.task.try_lock() {
-            return Ok(self.take_in_flight(slot));
-        }
-        // Fails if the caller has finished in between: then nothing is due.
-        let (due, later) = (due.as_micros(), now.after(TAKE_OVER_RETRY).as_micros());
-        let _changed = self.in_flight.take_over_at.compare_exchange(due, later, Ordering::SeqCst, Ordering::SeqCst);
-        Err(Next::Schedule)
-    }
-
-    fn take_in_flight(&self, mut slot: MutexGuard<'_, Option<StoredTask>>) -> Option<Task> {
-        self.in_flight.take_over_at.store(Moment::NEVER.as_micros(), Ordering::SeqCst);
-        let StoredTask { task, caller } = slot.take()?;
-        self.in_flight.by_caller.store(false, Ordering::SeqCst);
-        drop(slot);
-        caller.wake();
-        Some(task)
-    }
-
-    /// Returns whether the call in flight is polled on the caller's thread. If so, it needs no timeout: the renewer
-    /// takes over a slow call.
-    pub(crate) fn is_polled_by_caller(&self) -> bool {
-        self.in_flight.by_caller.load(Ordering::SeqCst)
     }
 
     // The renewer's side.

@@ -1,6 +1,7 @@
 //! The engine: acquires leases for a process, renews them, and finds out when they are lost.
 
 mod acquire;
+mod call_in_flight;
 mod guard;
 mod local_lease;
 mod panics;
@@ -152,7 +153,8 @@ impl Engine {
         // call is sent: a redlock round polls several calls in one poll, and would miss a wake-up that arrives during
         // it.
         let poll = |task: &mut Task, context: &mut Context<'_>| self.threads.poll_here(task, context);
-        if !continue_here(|| lease.start_on_caller(task, now, limit, &poll)) {
+        let limit = limit.min(now.after(renew_every(lease.ttl())));
+        if !continue_here(|| lease.call_in_flight.start(task, now, limit, &poll)) {
             return;
         }
         self.renewer.follow_up(lease, Next::Schedule, Outcome::Cancelled);
@@ -167,7 +169,7 @@ impl Engine {
     fn poll_in_flight(&self, lease: &LocalLease, context: &mut Context<'_>) -> Poll<Result<()>> {
         self.check_not_inherited()?;
         let poll = |task: &mut Task, context: &mut Context<'_>| self.threads.poll_here(task, context);
-        continue_here(|| lease.poll_in_flight(context, &poll)).map(Ok)
+        continue_here(|| lease.call_in_flight.poll(context, &poll)).map(Ok)
     }
 
     /// Completes when no task is left.

@@ -192,7 +192,7 @@ impl Engine {
     ) -> Result<Released> {
         let mut call = self.backend.release(lease.key(), outcome);
         let first = poll_fn(|context| match call.as_mut().poll(context) {
-            Poll::Pending if by_caller && lease.is_polled_by_caller() => Poll::Pending,
+            Poll::Pending if by_caller && lease.call_in_flight.is_polled_by_caller() => Poll::Pending,
             first => Poll::Ready(first),
         });
         let answer = match first.await {

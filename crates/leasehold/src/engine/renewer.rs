@@ -21,6 +21,7 @@ use tokio::sync::Notify;
 
 use super::{
     Engine,
+    call_in_flight::TakeOver,
     local_lease::{LocalLease, Next, Sent},
     panics::OnPanic,
     renew_every,
@@ -225,17 +226,17 @@ impl Renewer {
 
     /// Moves a request or release that its caller polls to the I/O thread.
     pub(crate) fn take_over(&self, lease: &LocalLease) {
-        if let Some(task) = lease.take_over() {
+        if let Some(task) = lease.call_in_flight.take_over() {
             self.threads.io.spawn(task);
         }
     }
 
     /// Like `take_over`, for a call whose time has come. Never waits for its caller.
     fn take_over_if_due(&self, lease: &Arc<LocalLease>, now: Moment) {
-        match lease.take_over_if_due(now) {
-            Ok(Some(task)) => drop(self.threads.io.spawn(task)),
-            Ok(None) => {}
-            Err(next) => self.follow_up(lease, next, Outcome::Cancelled),
+        match lease.call_in_flight.take_over_if_due(now) {
+            TakeOver::Nothing => {}
+            TakeOver::Later => self.follow_up(lease, Next::Schedule, Outcome::Cancelled),
+            TakeOver::Now(task) => drop(self.threads.io.spawn(task)),
         }
     }
 
@@ -290,7 +291,7 @@ impl Renewer {
         }
         let due = |lease: &LocalLease| {
             let soon = COALESCE.min(renew_every(lease.ttl()) / 8);
-            lease.renew_at() <= now.after(soon) || lease.take_over_at() <= now
+            lease.renew_at() <= now.after(soon) || lease.call_in_flight.take_over_at() <= now
         };
         self.schedule.due(now.after(COALESCE), due)
     }
