@@ -26,7 +26,7 @@ calls! {
     ServerInfo => Text::Query(include_str!("schema/server_info.sql")),
     OtherOwner => Text::Query(include_str!("schema/other_owner.sql")),
     Version => Text::Query(include_str!("schema/version.sql")),
-    Installer => Text::Query(include_str!("schema/installer.sql")),
+    WhoMayInstall => Text::Query(include_str!("schema/who_may_install.sql")),
     AcquireOne => Text::Function("acquire_one", 16),
     AcquireMany => Text::Function("acquire_many", 16),
     ReleaseOne => Text::Function("release_one", 8),

@@ -208,7 +208,7 @@ async fn found(connection: &Connection) -> Result<Option<Found>, Failure> {
 /// The error for a database without the schema: says who can make it, and how.
 async fn missing(connection: &Connection, options: &PostgresOptions) -> Result<Failure, Failure> {
     let schema = &options.schema;
-    let (is_this_role, owner) = decode::installer(&connection.call(Call::Installer, &[]).await?)?;
+    let (is_this_role, owner) = decode::who_may_install(&connection.call(Call::WhoMayInstall, &[]).await?)?;
     let message = if is_this_role {
         format!("this database has no schema {schema}; run `leasehold init` with this URL, or connect with ?init=1")
     } else {

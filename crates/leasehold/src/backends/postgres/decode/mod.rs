@@ -251,7 +251,7 @@ pub(super) fn found(rows: &[Row]) -> Result<Found, Failure> {
 }
 
 /// Whether this role may install the schema, and the name of the role that owns it, or else the database.
-pub(super) fn installer(rows: &[Row]) -> Result<(bool, String), Failure> {
+pub(super) fn who_may_install(rows: &[Row]) -> Result<(bool, String), Failure> {
     let row = rows.first().ok_or_else(|| unexpected("nothing about its owner"))?;
     Ok((get(row, "is_this_role")?, get(row, "owner")?))
 }
