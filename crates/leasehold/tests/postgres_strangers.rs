@@ -243,6 +243,36 @@ fn many_who_wait_for_a_name_in_a_strangers_transaction_cost_nobody_else_their_pl
 }
 
 #[test]
+fn many_names_in_a_strangers_transaction_cost_who_waits_for_another_no_place() {
+    let server = server_with_schema(&["fsync=off"]);
+    let names: Vec<String> = (0..40).map(|number| format!("stuck{number}")).chain([String::from("x")]).collect();
+    server.psql("select count(leasehold.acquire_lock('stuck' || n, 'a', 600)) from generate_series(0, 39) n");
+    server.psql("select leasehold.acquire_lock('x', 'a', 600)");
+    let locks = connect(&server.url());
+    let wait = |name: &String| {
+        let waits = locks.mutex(name).ttl(Duration::from_secs(6)).wait(Duration::from_secs(60));
+        thread::spawn(move || blocking::wait(async { waits.acquire().await?.release().await }))
+    };
+    let waiters: Vec<_> = names.iter().map(wait).collect();
+    until(|| server.psql("select count(*) from leasehold.entry") == "41");
+    let (runtime, stranger) = stranger(&server);
+    let lock = "begin; select * from leasehold.resource where name like 'stuck%' for update";
+    runtime.block_on(stranger.batch_execute(lock)).unwrap();
+    // To wait for each name once takes 16 s.
+    for _ in 0..20 {
+        thread::sleep(Duration::from_millis(500));
+        let place = "select count(*) from leasehold.entry where name = 'x' and expires_at > clock_timestamp()";
+        assert_eq!(server.psql(place), "1", "its place expired");
+    }
+    runtime.block_on(stranger.batch_execute("commit")).unwrap();
+    server.psql("select count(leasehold.release_lock('stuck' || n, 'a')) from generate_series(0, 39) n");
+    server.psql("select leasehold.release_lock('x', 'a')");
+    for waiter in waiters {
+        waiter.join().unwrap().unwrap();
+    }
+}
+
+#[test]
 fn a_name_in_a_strangers_transaction_hides_no_death_of_the_holder_of_another() {
     let server = server_with_schema(&["fsync=off"]);
     let (runtime, holder) = stranger(&server);

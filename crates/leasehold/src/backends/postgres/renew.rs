@@ -1,8 +1,14 @@
 //! Renews held leases in one statement, and everything else in a task of its own. A lease whose session this instance
 //! abandoned counts as lost, even if the server still has it.
 
-use std::{collections::HashSet, slice, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    slice,
+    sync::Arc,
+    time::Duration,
+};
 
+use parking_lot::Mutex as SyncMutex;
 use tokio::{runtime::Handle, sync::Mutex, time::timeout};
 use tokio_postgres::{
     Row,
@@ -21,7 +27,7 @@ use super::{
 };
 use crate::{
     backend::HintSender,
-    lease::{Answer, Incarnation, LeaseId, Renewal, Standing, micros},
+    lease::{Answer, Incarnation, LeaseId, Moment, Renewal, Resource, Standing, micros},
 };
 
 /// How many entries that may have to wait for a lock are renewed in one statement.
@@ -29,6 +35,9 @@ const EACH_BATCH: usize = 100;
 
 /// The least timeout of renewals that may wait for a lock, if no other renewal waits for their answer.
 const MIN_BLOCKING_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A name that was not renewed for this long is no longer remembered as locked.
+const FORGET_LOCKED_AFTER: Duration = Duration::from_secs(60);
 
 /// Renews leases; at most one renewal that may wait for a lock runs at a time.
 #[derive(Debug)]
@@ -45,6 +54,16 @@ struct RenewCalls {
     instance: InstanceParams,
     hints: HintSender,
     deaths: Arc<DeathWatch>,
+    /// Names whose rows another client had locked when they were last to be renewed, and when that was. Waiting for them
+    /// again would use up the time in which the others have to be renewed.
+    locked: SyncMutex<HashMap<Resource, Moment>>,
+}
+
+/// Whether a call waits for rows that others have locked, or leaves their leases out of the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LockedRows {
+    Wait,
+    Skip,
 }
 
 impl Renewals {
@@ -55,7 +74,8 @@ impl Renewals {
         deaths: Arc<DeathWatch>,
     ) -> Self {
         let runtime = router.connector.runtime.clone();
-        Self { calls: Arc::new(RenewCalls { router, instance, hints, deaths }), one_at_a_time: Arc::default(), runtime }
+        let calls = RenewCalls { router, instance, hints, deaths, locked: SyncMutex::default() };
+        Self { calls: Arc::new(calls), one_at_a_time: Arc::default(), runtime }
     }
 
     pub(super) async fn renew(
@@ -127,52 +147,94 @@ impl RenewCalls {
     ) -> Result<(Vec<Standing>, Option<Incarnation>), Failure> {
         let mut standings = vec![Standing::Unknown; renewals.len()];
         let mut incarnation = None;
-        let mut locked = HashSet::new();
-        for (chunk, standings) in renewals.chunks(EACH_BATCH).zip(standings.chunks_mut(EACH_BATCH)) {
-            if !chunk.iter().any(|renewal| locked.contains(&renewal.key.resource)) {
-                match self.renew_chunk(chunk, sessions, standings).await {
-                    Ok(now) => {
-                        incarnation = Some(now);
-                        continue;
-                    }
-                    Err(failure) if !matches!(failure.kind, Kind::Locked | Kind::Conflict) => return Err(failure),
-                    Err(_) if chunk.len() == 1 => continue,
-                    Err(_) => {}
+        let (mut skipping, waiting): (Vec<usize>, Vec<usize>) =
+            (0..renewals.len()).partition(|index| self.was_locked(&renewals[*index].key.resource));
+        for chunk in waiting.chunks(EACH_BATCH) {
+            match self.renew_chunk(renewals, chunk, LockedRows::Wait, sessions, &mut standings).await {
+                Ok(now) => incarnation = Some(now),
+                Err(failure) if !is_blocked(&failure) => return Err(failure),
+                // One that is locked leaves the others in the chunk unknown.
+                Err(_) => skipping.extend_from_slice(chunk),
+            }
+        }
+        for chunk in skipping.chunks(EACH_BATCH) {
+            match self.renew_chunk(renewals, chunk, LockedRows::Skip, sessions, &mut standings).await {
+                Ok(now) => incarnation = Some(now),
+                Err(failure) if !is_blocked(&failure) => return Err(failure),
+                Err(_) => {
+                    let found = self.renew_each_alone(renewals, chunk, sessions, &mut standings).await;
+                    incarnation = incarnation.or(found);
                 }
             }
-            // One that is locked leaves the others in the chunk unknown: renew each alone, and wait once for each name.
-            for (one, standing) in chunk.iter().zip(standings.chunks_mut(1)) {
-                if locked.contains(&one.key.resource) {
-                    continue;
-                }
-                match self.renew_chunk(slice::from_ref(one), sessions, standing).await {
-                    Ok(now) => incarnation = Some(now),
-                    Err(failure) if failure.kind == Kind::Locked => drop(locked.insert(&one.key.resource)),
-                    Err(_) => {}
-                }
+            for index in chunk {
+                self.note_locked(&renewals[*index].key.resource, standings[*index] == Standing::Unknown);
             }
         }
         Ok((standings, incarnation))
     }
 
+    /// Something else than a row is locked, such as the reader lock of a name: waits for it once for each name.
+    async fn renew_each_alone(
+        &self,
+        renewals: &[Renewal],
+        chunk: &[usize],
+        sessions: &Sessions,
+        standings: &mut [Standing],
+    ) -> Option<Incarnation> {
+        let mut incarnation = None;
+        let mut blocked = HashSet::new();
+        for index in chunk {
+            let resource = &renewals[*index].key.resource;
+            if blocked.contains(resource) {
+                continue;
+            }
+            let one = slice::from_ref(index);
+            match self.renew_chunk(renewals, one, LockedRows::Skip, sessions, standings).await {
+                Ok(now) => incarnation = Some(now),
+                Err(failure) if failure.kind == Kind::Locked => drop(blocked.insert(resource)),
+                Err(_) => {}
+            }
+        }
+        incarnation
+    }
+
+    fn was_locked(&self, resource: &Resource) -> bool {
+        let locked = self.locked.lock();
+        !locked.is_empty() && locked.contains_key(resource)
+    }
+
+    fn note_locked(&self, resource: &Resource, is_locked: bool) {
+        let now = self.router.connector.options.clock.now();
+        let mut locked = self.locked.lock();
+        if is_locked {
+            locked.retain(|_, seen| now.since(*seen) < FORGET_LOCKED_AFTER);
+            locked.insert(resource.clone(), now);
+        } else {
+            locked.remove(resource);
+        }
+    }
+
+    /// Renews those with these indices in one statement, and notes how they stand.
     async fn renew_chunk(
         &self,
-        chunk: &[Renewal],
+        renewals: &[Renewal],
+        chunk: &[usize],
+        locked_rows: LockedRows,
         sessions: &Sessions,
         standings: &mut [Standing],
     ) -> Result<Incarnation, Failure> {
-        let Renewed { answers, incarnation } = self.renew_any(sessions, chunk).await?;
+        let chosen: Vec<&Renewal> = chunk.iter().map(|index| &renewals[*index]).collect();
+        let Renewed { answers, incarnation } = self.renew_any(sessions, &chosen, locked_rows).await?;
         for decode::Answer { index, verdict, hints } in answers {
             for hint in hints {
                 self.hints.send(hint);
             }
-            if let (Some(renewal), Some(standing), Ok(verdict)) = (chunk.get(index), standings.get_mut(index), verdict)
-            {
+            if let (Some(renewal), Some(index), Ok(verdict)) = (chosen.get(index), chunk.get(index), verdict) {
                 if verdict.is_behind_session() {
                     self.deaths.add(&renewal.key);
                 }
-                *standing = verdict.standing();
-                self.note(renewal, standing);
+                standings[*index] = verdict.standing();
+                self.note(renewal, &standings[*index]);
             }
         }
         Ok(incarnation)
@@ -211,10 +273,16 @@ impl RenewCalls {
         Renewed::from(&reply, decode::renewed)
     }
 
-    /// Renews whatever it is, waiting for locks.
-    async fn renew_any(&self, sessions: &Sessions, renewals: &[Renewal]) -> Result<Renewed, Failure> {
+    /// Renews whatever it is.
+    async fn renew_any(
+        &self,
+        sessions: &Sessions,
+        renewals: &[&Renewal],
+        locked_rows: LockedRows,
+    ) -> Result<Renewed, Failure> {
         // One of several may delay the others.
         let about: &[LeaseId] = if let [only] = renewals { &[only.key.id] } else { &[] };
+        let waits = locked_rows == LockedRows::Wait;
         let (mut names, mut ids, mut ttls) = (Vec::new(), Vec::new(), Vec::new());
         let (mut floors, mut modes, mut units) = (Vec::new(), Vec::new(), Vec::new());
         let (mut capacities, mut metadata) = (Vec::new(), Vec::new());
@@ -247,6 +315,7 @@ impl RenewCalls {
                     (&units, Type::INT4_ARRAY),
                     (&capacities, Type::INT4_ARRAY),
                     (&metadata, Type::JSONB_ARRAY),
+                    (&waits, Type::BOOL),
                 ],
             )
             .await?;
@@ -265,6 +334,11 @@ impl Renewed {
         let answers = reply.rows.iter().map(decode).collect::<Result<_, _>>()?;
         Ok(Self { answers, incarnation: reply.incarnation })
     }
+}
+
+/// Whether another client's lock was in the way.
+fn is_blocked(failure: &Failure) -> bool {
+    matches!(failure.kind, Kind::Locked | Kind::Conflict)
 }
 
 fn changes_nothing(renewal: &Renewal) -> bool {

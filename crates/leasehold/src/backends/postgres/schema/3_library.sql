@@ -558,11 +558,11 @@ begin
         and not x.provisional) y;
 end $$;
 
--- State::renew for any element: one by one, waiting for locks.
+-- State::renew for any element: one by one. Waits for rows that others have locked, or leaves their leases out of the answer.
 create function leasehold.renew_each(
   p_namespace text, p_channel text, p_session int, p_abandoned int[], p_history "char",
   p_names text[], p_ids uuid[], p_ttls_us bigint[], p_floors bigint[], p_modes "char"[], p_units int[], p_capacities int[],
-  p_metadata jsonb[]
+  p_metadata jsonb[], p_waits boolean default true
 ) returns setof leasehold.answer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'
 set seq_page_cost = 100 as $$
@@ -577,6 +577,11 @@ begin
     select *, count(*) over (partition by x.name) > 1 as several from unnest(p_names, p_ids, p_ttls_us, p_floors, p_modes, p_units, p_capacities, p_metadata) with ordinality
       as x(name, id, ttl_us, floor, mode, units, capacity, metadata, at) order by x.name collate "C", x.at
   loop
+    if not p_waits then
+      perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = u.name for no key update skip locked;
+      continue when not found
+        and exists (select from leasehold.resource x where x.namespace = p_namespace and x.name = u.name);
+    end if;
     -- Several elements for one name: lock the row first, to keep the lock order.
     if u.several then
       perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = u.name for no key update;
