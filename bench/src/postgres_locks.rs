@@ -1,17 +1,28 @@
 //! A private Postgres with leasehold's schema and the classic functions, and clients that call them.
 
-use std::{fs, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    fs,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
+use futures_util::{StreamExt, stream::poll_fn};
 use leasehold::{
     backends::postgres::{PostgresOptions, install},
     clock::SystemClock,
 };
 use leasehold_testkit::postgres::Postgres;
+use parking_lot::Mutex;
 use tokio::{
     runtime::{Handle, Runtime},
+    sync::oneshot,
     task::yield_now,
 };
-use tokio_postgres::{Client, NoTls, Statement};
+use tokio_postgres::{AsyncMessage, Client, NoTls, Statement};
 
 use crate::{Result, comparison::Contender, pairs};
 
@@ -156,6 +167,80 @@ impl Blocked {
                 }
             })
         })
+    }
+}
+
+/// Connections that share a bare lock, whose waiters are woken by NOTIFY.
+#[derive(Clone)]
+pub(crate) struct Notified(Arc<Vec<Listener>>);
+
+/// One connection, and those who wait by it.
+struct Listener {
+    caller: Caller,
+    channel: String,
+    next_ticket: AtomicI64,
+    waiters: Arc<Mutex<HashMap<i64, oneshot::Sender<()>>>>,
+}
+
+impl Notified {
+    pub(crate) async fn connect(server: &Postgres, connections: u64) -> Result<Self> {
+        let mut listeners = Vec::new();
+        for number in 0..connections {
+            let (client, mut connection) = tokio_postgres::connect(&server.url(), NoTls).await?;
+            let waiters = Arc::new(Mutex::new(HashMap::<i64, oneshot::Sender<()>>::new()));
+            let waiting = Arc::clone(&waiters);
+            Handle::current().spawn(async move {
+                let mut messages = poll_fn(|context| connection.poll_message(context));
+                while let Some(Ok(message)) = messages.next().await {
+                    if let AsyncMessage::Notification(granted) = message
+                        && let Ok(ticket) = granted.payload().parse()
+                        && let Some(waiter) = waiting.lock().remove(&ticket)
+                    {
+                        let _waiter_left = waiter.send(());
+                    }
+                }
+            });
+            let channel = format!("notified_{number}");
+            client.batch_execute(&format!("listen {channel}")).await?;
+            let acquire = client.prepare("select notified_acquire($1, $2)").await?;
+            let release = client.prepare("select notified_release()").await?;
+            let caller = Caller { client, acquire, release };
+            listeners.push(Listener { caller, channel, next_ticket: AtomicI64::new(0), waiters });
+        }
+        Ok(Self(Arc::new(listeners)))
+    }
+
+    /// Takes turns, as `tasks` tasks that share the connections: each lets the others run while it holds.
+    pub(crate) fn in_turns<'a>(&'a self, name: &'static str, tasks: u64, runtime: &'a Runtime) -> Contender<'a> {
+        Contender::new(name, move |count| {
+            pairs::spread(runtime, tasks, count, |number, count| {
+                let listeners = Arc::clone(&self.0);
+                async move {
+                    let at = usize::try_from(number)? % listeners.len();
+                    for _ in 0..count {
+                        listeners[at].acquire().await?;
+                        yield_now().await;
+                        let Caller { client, release, .. } = &listeners[at].caller;
+                        client.execute(release, &[]).await?;
+                    }
+                    Ok(())
+                }
+            })
+        })
+    }
+}
+
+impl Listener {
+    async fn acquire(&self) -> Result<()> {
+        let ticket = self.next_ticket.fetch_add(1, Relaxed);
+        let (granted, grant) = oneshot::channel();
+        self.waiters.lock().insert(ticket, granted);
+        let Caller { client, acquire, .. } = &self.caller;
+        if client.query_one(acquire, &[&ticket, &self.channel]).await?.get(0) {
+            self.waiters.lock().remove(&ticket);
+            return Ok(());
+        }
+        Ok(grant.await?)
     }
 }
 
