@@ -4,7 +4,7 @@
 //! but without its parent's threads. Whatever ends with an open descriptor (a
 //! FIFO with a reader, a locked file, a connection) would live on in a child
 //! that knows nothing of it, and a lock that some thread of the parent held
-//! stays locked in the child for ever. So this crate does two things:
+//! stays locked in the child for ever. So this crate does three things:
 //!
 //! - [`generation`] is a number that is higher in the child. An object that
 //!   keeps the generation it was made in can tell, before it takes any lock,
@@ -12,6 +12,7 @@
 //! - [`close_in_child`] has the child close a descriptor before `fork` returns
 //!   there. `fork` may return in the parent earlier than that. `forks`
 //!   tells whether some child began before the descriptor was registered.
+//! - [`PerProcess`] is a global value of which a forked child makes its own.
 //!
 //! ```
 //! # #[cfg(unix)] {
@@ -53,6 +54,7 @@
 
 #[cfg(unix)]
 mod descriptors;
+mod per_process;
 #[cfg(unix)]
 mod slots;
 #[cfg(unix)]
@@ -60,6 +62,7 @@ mod watch;
 
 #[cfg(unix)]
 pub use descriptors::{Registration, close_in_child};
+pub use per_process::PerProcess;
 #[cfg(unix)]
 pub use watch::{forks, generation, watch};
 

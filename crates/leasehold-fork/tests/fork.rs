@@ -17,7 +17,7 @@ use std::{
     thread,
 };
 
-use leasehold_fork::{Registration, close_in_child, forks, generation, watch};
+use leasehold_fork::{PerProcess, Registration, close_in_child, forks, generation, watch};
 
 /// More than one chunk of slots.
 const MANY: usize = 100;
@@ -83,6 +83,34 @@ struct Registered {
 fn registered() -> Registered {
     let file = file();
     Registered { _registration: close_in_child(file.as_fd()).unwrap(), file }
+}
+
+// ---- a value for each process ----
+
+#[test]
+fn a_child_does_not_see_the_value_of_its_parent() {
+    static VALUE: PerProcess<AtomicBool> = PerProcess::new();
+    watch().unwrap();
+    assert!(VALUE.get().is_none());
+    let value: *const AtomicBool = VALUE.get_or_insert_with(|| AtomicBool::new(true));
+    assert!(std::ptr::eq(value, VALUE.get_or_insert_with(|| AtomicBool::new(false))));
+    assert!(holds_in_child(|| VALUE.get().is_none()));
+    assert!(VALUE.get().unwrap().load(Ordering::Relaxed));
+}
+
+#[test]
+fn threads_that_make_a_value_at_once_see_the_same() {
+    static VALUE: PerProcess<thread::ThreadId> = PerProcess::new();
+    let barrier = std::sync::Barrier::new(8);
+    let make = || {
+        barrier.wait();
+        *VALUE.get_or_insert_with(|| thread::current().id())
+    };
+    let made = thread::scope(|scope| {
+        let threads: [_; 8] = array::from_fn(|_| scope.spawn(make));
+        threads.map(|thread| thread.join().unwrap())
+    });
+    assert_eq!(made, [made[0]; 8]);
 }
 
 // ---- the generation ----

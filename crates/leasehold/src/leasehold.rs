@@ -2,6 +2,9 @@
 
 use std::{env, fmt, future::Future, sync::Arc, time::Duration};
 
+use leasehold_fork::PerProcess;
+use tokio::sync::Mutex;
+
 use crate::{
     Error, Result,
     backend::{Backend, EventStream, Finding, Guarantees, OpenOptions},
@@ -82,8 +85,10 @@ impl Leasehold {
     /// # Errors
     /// As for [`connect`](Self::connect).
     pub async fn global() -> Result<Self> {
-        static GLOBAL: tokio::sync::Mutex<Option<Leasehold>> = tokio::sync::Mutex::const_new(None);
-        let mut global = GLOBAL.lock().await;
+        // One for each process: a thread of the parent may have locked its own, to connect, when it forked.
+        static GLOBAL: PerProcess<Mutex<Option<Leasehold>>> = PerProcess::new();
+        threads::of_process()?;
+        let mut global = GLOBAL.get_or_insert_with(Mutex::default).lock().await;
         if let Some(open) = global.as_ref().filter(|locks| locks.0.engine.check_usable().is_ok()) {
             return Ok(open.clone());
         }

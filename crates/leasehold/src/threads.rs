@@ -12,12 +12,14 @@ use std::{
     cell::{Cell, RefCell},
     future::{Future, pending},
     pin::Pin,
-    sync::{OnceLock, mpsc},
+    sync::mpsc,
     task::{Context, Poll},
     thread,
     time::Duration,
 };
 
+use leasehold_fork::PerProcess;
+use parking_lot::Mutex;
 use tokio::runtime::{Builder, Handle};
 
 use crate::{Error, Result};
@@ -76,36 +78,27 @@ pub(crate) fn on_own_thread() -> bool {
     IS_OWN.get()
 }
 
-/// The threads of one process; a forked child has none of its parent's and starts its own.
-struct PerProcess {
-    threads: OnceLock<(u32, Result<Threads, String>)>,
-    next: OnceLock<&'static PerProcess>,
-}
-
-impl PerProcess {
-    const fn new() -> Self {
-        Self { threads: OnceLock::new(), next: OnceLock::new() }
-    }
-}
-
-/// The process's threads; the first call starts them.
+/// The process's threads; the first call starts them, and a forked child starts its own.
+///
+/// A failure is not kept: the next call tries again.
 pub(crate) fn of_process() -> Result<&'static Threads> {
-    static FIRST: PerProcess = PerProcess::new();
-    let generation = leasehold_fork::generation();
-    let mut process = &FIRST;
-    loop {
-        let (of, threads) = process.threads.get_or_init(|| (generation, launch().map_err(|error| error.to_string())));
-        if *of == generation {
-            return threads
-                .as_ref()
-                .map_err(|error| Error::unavailable(format!("cannot start the threads that renew leases: {error}")));
-        }
-        process = process.next.get_or_init(|| Box::leak(Box::new(PerProcess::new())));
+    static THREADS: PerProcess<Threads> = PerProcess::new();
+    // One for each process: a thread of the parent may have locked its own when it forked.
+    static STARTING: PerProcess<Mutex<()>> = PerProcess::new();
+    if let Some(threads) = THREADS.get() {
+        return Ok(threads);
     }
+    let failed = |error| Error::unavailable("cannot start the threads that renew leases").caused_by(error);
+    leasehold_fork::watch().map_err(failed)?;
+    let _one_at_a_time = STARTING.get_or_insert_with(Mutex::default).lock();
+    if let Some(threads) = THREADS.get() {
+        return Ok(threads);
+    }
+    let threads = launch().map_err(failed)?;
+    Ok(THREADS.get_or_insert_with(|| threads))
 }
 
 fn launch() -> std::io::Result<Threads> {
-    leasehold_fork::watch()?;
     Ok(Threads { io: launch_thread("leasehold-io")?, timer: launch_thread("leasehold-timer")? })
 }
 

@@ -7,11 +7,16 @@
 
 use std::{
     env,
+    future::pending,
     io::{self, BufRead, BufReader, Read, Write},
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     process::{self, Child, Command, Stdio},
-    sync::mpsc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc,
+    },
     thread,
     time::Duration,
 };
@@ -19,6 +24,9 @@ use std::{
 use fork::Fork;
 use leasehold::{
     Guard, LeaseHealth, Leasehold, Loss, Result,
+    backend::{Backend, OpenOptions, Opening},
+    backends::memory::MemoryBackend,
+    clock::SystemClock,
     lease::{HistoryFilter, LeaseId, ListFilter, Names, Outcome, Released},
 };
 use rustix::process::{Pid, Signal, getpid, kill_process};
@@ -49,6 +57,7 @@ fn start(part: &str, url: &str) -> Child {
         .args(["--exact", "parts", "--nocapture"])
         .env(PART, part)
         .env(URL, url)
+        .env("LEASEHOLD_URL", url)
         .stdout(Stdio::piped())
         .spawn()
         .unwrap()
@@ -72,6 +81,7 @@ fn parts() {
         "wake-ups" => wake_ups(&url),
         "new connection" => new_connection(&url),
         "idle child" => idle_child(&url),
+        "shared instance" => shared_instance(),
         "hold" => hold(&url),
         "ids" => ids(),
         other => panic!("no part {other}"),
@@ -326,6 +336,37 @@ fn new_connection(url: &str) {
 fn a_child_connects_again_and_what_it_locks_ends_with_it() {
     let root = tempfile::tempdir().unwrap();
     play("new connection", &file_url(root.path()));
+}
+
+static IS_CONNECTING: AtomicBool = AtomicBool::new(false);
+static IS_CHILD: AtomicBool = AtomicBool::new(false);
+
+/// Forks while another thread connects the instance that the process shares.
+fn shared_instance() {
+    let open = |_: &str, _: &OpenOptions| -> Opening {
+        Box::pin(async {
+            if IS_CHILD.load(Relaxed) {
+                return Ok(Arc::new(MemoryBackend::private(Arc::new(SystemClock))) as Arc<dyn Backend>);
+            }
+            IS_CONNECTING.store(true, Relaxed);
+            pending().await
+        })
+    };
+    leasehold::backends::register("stuck", open).unwrap();
+    thread::spawn(|| runtime().block_on(Leasehold::global()).map(drop));
+    while !IS_CONNECTING.load(Relaxed) {
+        thread::sleep(PAUSE);
+    }
+    let child = fork_child(|| {
+        IS_CHILD.store(true, Relaxed);
+        runtime().block_on(Leasehold::global()).is_ok()
+    });
+    assert_eq!(status_of(child, "the shared instance"), 0);
+}
+
+#[test]
+fn a_child_has_a_shared_instance_of_its_own() {
+    play("shared instance", "stuck:");
 }
 
 // ---- a parent that is killed ----
