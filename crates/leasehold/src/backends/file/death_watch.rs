@@ -51,78 +51,53 @@ struct ProcessWatch {
     task: AbortHandle,
 }
 
-/// What became of an attempt to watch a process.
-enum Watching {
-    Started,
-    /// It died after the operation had checked it, so no event will come.
-    Dead,
-    /// The next operation tries again.
-    Failed,
-}
-
 impl DeathWatch {
     pub(super) fn new(directory: Arc<Directory>, runtime: Handle, hints: HintSender) -> Self {
         Self { directory, runtime, hints, watches: Arc::default() }
     }
 
     /// Watches these processes for the resource from now on, and no others; returns whether one is dead already.
-    pub(super) fn set_watched(&self, resource: &Resource, mut wanted: BTreeSet<Uuid>) -> bool {
-        let mut watches = self.watches.lock();
-        if wanted.is_empty() && !watches.by_resource.contains_key(resource) {
-            return false;
-        }
-        let had = watches.by_resource.remove(resource).unwrap_or_default();
-        for no_longer in had.difference(&wanted) {
-            watches.drop_watch(*no_longer, resource);
-        }
-        let mut dead = false;
-        wanted.retain(|id| {
-            had.contains(id)
-                || match self.watch(&mut watches, *id, resource) {
-                    Watching::Started => true,
-                    Watching::Dead => {
-                        dead = true;
-                        false
-                    }
-                    Watching::Failed => false,
+    ///
+    /// The caller holds the latch of the resource, so that nobody else sets what is watched for it.
+    pub(super) fn set_watched(&self, resource: &Resource, wanted: BTreeSet<Uuid>) -> bool {
+        let new = self.watches.lock().keep_watched(resource, wanted);
+        let mut is_dead = false;
+        for id in new {
+            // Opened without the lock, for which the task of another watch may wait on the I/O thread.
+            let _inside = self.runtime.enter();
+            match open(&self.directory.presence(id)).and_then(pipe::Sender::from_file) {
+                Ok(fifo) => self.watch(id, fifo, resource),
+                // It died after the operation had checked it, so no event will come.
+                Err(error) if means_dead(&error) => is_dead = true,
+                // The next operation tries again.
+                Err(error) => {
+                    tracing::warn!(presence = %id, %error, "cannot watch a process; only a renewal will notice its death");
                 }
-        });
-        if !wanted.is_empty() {
-            watches.by_resource.insert(resource.clone(), wanted);
+            }
         }
-        dead
+        is_dead
     }
 
-    fn watch(&self, watches: &mut Watches, id: Uuid, resource: &Resource) -> Watching {
-        if let Some(watch) = watches.by_process.get_mut(&id) {
-            watch.resources.insert(resource.clone());
-            watches.idle.retain(|idle| *idle != id);
-            return Watching::Started;
+    /// Watches a process for the resource by its FIFO, unless it is watched already.
+    fn watch(&self, id: Uuid, fifo: pipe::Sender, resource: &Resource) {
+        let mut watches = self.watches.lock();
+        watches.by_resource.entry(resource.clone()).or_default().insert(id);
+        if watches.add_to_watch(id, resource) {
+            return;
         }
-        let _inside = self.runtime.enter();
-        match open(&self.directory.presence(id)).and_then(pipe::Sender::from_file) {
-            Ok(fifo) => {
-                let (watches_of, hints) = (Arc::downgrade(&self.watches), self.hints.clone());
-                let task = self.runtime.spawn(async move {
-                    if fifo.ready(Interest::ERROR).await.is_ok()
-                        && let Some(watches) = watches_of.upgrade()
-                    {
-                        let resources = watches.lock().end_watch(id);
-                        for resource in resources {
-                            hints.send(Hint::Changed { resource });
-                        }
-                    }
-                });
-                let resources = HashSet::from([resource.clone()]);
-                watches.by_process.insert(id, ProcessWatch { resources, task: task.abort_handle() });
-                Watching::Started
+        let (watches_of, hints) = (Arc::downgrade(&self.watches), self.hints.clone());
+        let task = self.runtime.spawn(async move {
+            if fifo.ready(Interest::ERROR).await.is_ok()
+                && let Some(watches) = watches_of.upgrade()
+            {
+                let resources = watches.lock().end_watch(id);
+                for resource in resources {
+                    hints.send(Hint::Changed { resource });
+                }
             }
-            Err(error) if means_dead(&error) => Watching::Dead,
-            Err(error) => {
-                tracing::warn!(presence = %id, %error, "cannot watch a process; only a renewal will notice its death");
-                Watching::Failed
-            }
-        }
+        });
+        let resources = HashSet::from([resource.clone()]);
+        watches.by_process.insert(id, ProcessWatch { resources, task: task.abort_handle() });
     }
 }
 
@@ -133,6 +108,31 @@ impl Drop for DeathWatch {
 }
 
 impl Watches {
+    /// Watches only these processes for the resource; returns those that are not watched for anything yet.
+    fn keep_watched(&mut self, resource: &Resource, wanted: BTreeSet<Uuid>) -> Vec<Uuid> {
+        if wanted.is_empty() && !self.by_resource.contains_key(resource) {
+            return Vec::new();
+        }
+        let had = self.by_resource.remove(resource).unwrap_or_default();
+        for no_longer in had.difference(&wanted) {
+            self.drop_watch(*no_longer, resource);
+        }
+        let (watched, new) =
+            wanted.into_iter().partition::<BTreeSet<_>, _>(|id| had.contains(id) || self.add_to_watch(*id, resource));
+        if !watched.is_empty() {
+            self.by_resource.insert(resource.clone(), watched);
+        }
+        new.into_iter().collect()
+    }
+
+    /// Adds the resource to the watch on a process; returns false if there is none.
+    fn add_to_watch(&mut self, id: Uuid, resource: &Resource) -> bool {
+        let Some(watch) = self.by_process.get_mut(&id) else { return false };
+        watch.resources.insert(resource.clone());
+        self.idle.retain(|idle| *idle != id);
+        true
+    }
+
     fn drop_watch(&mut self, id: Uuid, resource: &Resource) {
         let Some(watch) = self.by_process.get_mut(&id) else { return };
         watch.resources.remove(resource);
