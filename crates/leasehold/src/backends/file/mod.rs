@@ -141,8 +141,13 @@ impl Drop for FileBackend {
         if !self.instance.own_presence.is_inherited() {
             self.listener.abort();
             self.notifications.leave_caller();
-            self.instance.spares.remove_all();
-            self.instance.own_presence.remove();
+            if on_own_thread() {
+                // A slow disk would hold up every renewal.
+                let instance = Arc::clone(&self.instance);
+                drop(self.runtime.spawn_blocking(move || instance.remove_files()));
+            } else {
+                self.instance.remove_files();
+            }
         }
     }
 }
@@ -346,5 +351,39 @@ impl Inspect for FileBackend {
 
     async fn examine(&self) -> Result<Vec<Finding>> {
         self.run_blocking(FileInstance::findings).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{clock::SystemClock, threads};
+
+    #[tokio::test]
+    async fn a_backend_that_ends_on_the_io_thread_removes_its_files_elsewhere() {
+        let root = tempfile::tempdir().unwrap();
+        let url = format!("file://{}", root.path().display());
+        let presences = root.path().join("test/presence");
+        let count = move || fs::read_dir(&presences).unwrap().count();
+        // Now and then the other thread may be faster than the look.
+        for _ in 0..100 {
+            let options = FileOptions::from_url(&url, "test", Arc::new(SystemClock)).unwrap();
+            let backend = FileBackend::open(options).await.unwrap();
+            let count_then = count.clone();
+            let end = async move {
+                drop(backend);
+                count_then()
+            };
+            let left = threads::of_process().unwrap().io.spawn(end).await.unwrap();
+            while count() > 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            if left > 0 {
+                return;
+            }
+        }
+        panic!("the I/O thread removed the files");
     }
 }

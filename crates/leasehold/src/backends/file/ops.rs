@@ -86,6 +86,7 @@ struct OperationResult<T> {
     notifications: Vec<(Uuid, Notification)>,
     ended: Vec<EndedLease>,
     to_remove: Option<Spare>,
+    began: Moment,
     /// A process ahead of our waiters died before it could be watched.
     ask_again: bool,
     seen: SeenPresences,
@@ -139,7 +140,7 @@ impl FileInstance {
         };
         latch.unlock();
         self.on_removal(found);
-        let OperationResult { answer, notifications, ended, to_remove, ask_again, seen } = done?;
+        let OperationResult { answer, notifications, ended, to_remove, began, ask_again, seen } = done?;
         for (to, notification) in notifications {
             if to == self.own_presence.id() {
                 self.inbox.deliver(notification);
@@ -154,7 +155,14 @@ impl FileInstance {
             spare.remove();
         }
         self.history.record(&ended, self.clock.now());
+        self.slow.store(self.clock.now().since(began) > SLOW, Ordering::Relaxed);
         Ok(Some(answer))
+    }
+
+    /// Removes what only this instance uses.
+    pub(super) fn remove_files(&self) {
+        self.spares.remove_all();
+        self.own_presence.remove();
     }
 
     /// Returns whether operations are fast enough to run on a caller's thread.
@@ -212,8 +220,7 @@ impl FileInstance {
         let ask_again =
             self.death_watch.set_watched(resource, watch_targets::watched_by(self.own_presence.id(), &record));
         record::keep(latched.latch, resource, record, file);
-        self.slow.store(self.clock.now().since(times.now) > SLOW, Ordering::Relaxed);
-        Ok(OperationResult { answer, notifications, ended, to_remove, ask_again, seen })
+        Ok(OperationResult { answer, notifications, ended, to_remove, began: times.now, ask_again, seen })
     }
 
     fn run_model<T>(
