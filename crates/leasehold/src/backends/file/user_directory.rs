@@ -5,7 +5,7 @@
 //! lives. No interleaving passes both checks: an instance creates its FIFO before it checks for the machine-wide
 //! directory, and that directory exists before anyone checks for instances.
 
-use std::{collections::HashSet, fs, io, os::unix::fs::MetadataExt, path::Path};
+use std::{collections::HashSet, fs, io, os::unix::fs::MetadataExt, path::Path, thread, time::Duration};
 
 use rustix::process::geteuid;
 use uuid::Uuid;
@@ -18,10 +18,14 @@ use super::{
     record::{Record, Times, ends_with_process},
     safe_open,
 };
-use crate::{Error, Result, model::Entry};
+use crate::{Error, Resource, Result, model::Entry};
 
 /// How many processes an error names at most.
 const MAX_NAMED_PROCESSES: usize = 8;
+
+/// How often a record that cannot be decoded is read again.
+const READ_TRIES: u32 = 5;
+const READ_PAUSE: Duration = Duration::from_millis(2);
 
 /// Fails while processes or leases of this user are alive in the directory that `file:` used before the machine-wide
 /// one existed.
@@ -82,11 +86,7 @@ fn live_leases(directory: &Path, living: &HashSet<Uuid>, times: &Times<'_>) -> R
     // Names that begin with a dot are spare or temporary files.
     let records = list_files(&directory.join("records"))?.into_iter().filter(|(name, _)| !name.starts_with('.'));
     for (_, path) in records {
-        let bytes = match safe_open::read(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            read => read.map_err(|error| cannot("read", &path, error))?,
-        };
-        let (resource, record) = decode::record(&bytes, &path, times, Record::default())?;
+        let Some((resource, record)) = read_record(&path, times)? else { continue };
         let is_live = |entry: &Entry| match record.bound_to(entry) {
             Some(owner) => living.contains(&owner),
             None => !ends_with_process(entry) && entry.expires_at > times.now,
@@ -97,4 +97,21 @@ fn live_leases(directory: &Path, living: &HashSet<Uuid>, times: &Times<'_>) -> R
     }
     found.sort();
     Ok(found)
+}
+
+/// Reads a record without its latch; `None` if it is gone. The owner may overwrite it meanwhile, so a record that cannot be
+/// decoded is read again.
+fn read_record(path: &Path, times: &Times<'_>) -> Result<Option<(Resource, Record)>> {
+    let mut tries = READ_TRIES;
+    loop {
+        let bytes = match safe_open::read(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            read => read.map_err(|error| cannot("read", path, error))?,
+        };
+        match decode::record(&bytes, path, times, Record::default()) {
+            Err(_) if tries > 0 => tries -= 1,
+            decoded => return decoded.map(Some),
+        }
+        thread::sleep(READ_PAUSE);
+    }
 }
