@@ -326,8 +326,11 @@ async fn nothing_to_lock_is_refused() {
 #[tokio::test]
 async fn a_longest_hold_of_nothing_is_refused() {
     let locks = locks();
+    for nothing in [Duration::ZERO, Duration::from_nanos(999)] {
+        let lock = locks.mutex("r").max_hold(nothing);
+        assert_eq!(lock.acquire().await.unwrap_err().kind(), ErrorKind::InvalidConfig);
+    }
     let lock = locks.mutex("r").max_hold(Duration::ZERO);
-    assert_eq!(lock.acquire().await.unwrap_err().kind(), ErrorKind::InvalidConfig);
     assert_eq!(lock.try_acquire().await.unwrap_err().kind(), ErrorKind::InvalidConfig);
     let all = locks.all(["a", "b"]).max_hold(Duration::ZERO);
     assert_eq!(all.acquire().await.unwrap_err().kind(), ErrorKind::InvalidConfig);

@@ -83,7 +83,8 @@ impl LockOptions {
         {
             return Err(Error::invalid_name("a note is one line of at most 1024 bytes"));
         }
-        if self.max_hold == Some(Duration::ZERO) {
+        // The engine counts in microseconds.
+        if self.max_hold.is_some_and(|max_hold| max_hold < Duration::from_micros(1)) {
             return Err(Error::invalid_config(
                 "max_hold of zero would lose every lease at once; leave it out or raise it",
             ));
