@@ -44,7 +44,7 @@ impl Failure {
     pub(super) fn connecting(place: &str, allow: &str, error: &tokio_postgres::Error) -> Self {
         match error.as_db_error() {
             Some(error) => {
-                let failure = Self::reported(&at(place), allow, &ServerError::from(error));
+                let failure = Self::reported(&at(place), Some(allow), &ServerError::from(error));
                 let kind = match (failure.kind, error.code().code().get(..2)) {
                     // Broken protocol, unknown or unfit parameters, and whatever a pooler has no code for.
                     (_, Some("08" | "0A" | "22" | "42" | "XX")) if failure.kind != Kind::Denied => {
@@ -88,7 +88,7 @@ impl Failure {
     /// A call that was sent; `allow` is the statement that gives its role the rights.
     pub(super) fn calling(place: &str, allow: &str, error: &tokio_postgres::Error) -> Self {
         match error.as_db_error() {
-            Some(error) => Self::reported(&at(place), allow, &ServerError::from(error)),
+            Some(error) => Self::reported(&at(place), Some(allow), &ServerError::from(error)),
             None => Self::new(
                 Kind::Unanswered,
                 format!("postgres at {place} was asked and the connection broke: {}", chain(error)),
@@ -96,10 +96,22 @@ impl Failure {
         }
     }
 
-    /// A call in the user's own transaction that failed, by whichever driver.
-    pub(super) fn in_transaction(allow: &str, reported: Option<ServerError<'_>>, error: &impl fmt::Display) -> Self {
+    /// A call in the user's own transaction that failed, by whichever driver. `allow` is the statement that gives the
+    /// rights, if the call needs those of the schema.
+    pub(super) fn in_transaction(
+        allow: Option<&str>,
+        reported: Option<ServerError<'_>>,
+        error: &impl fmt::Display,
+    ) -> Self {
         match reported {
-            Some(reported) => Self::reported("postgres, in this transaction,", allow, &reported),
+            Some(reported) => {
+                let failure = Self::reported("postgres, in this transaction,", allow, &reported);
+                match failure.kind {
+                    // Nothing was done, and no engine retries the call.
+                    Kind::Locked | Kind::Conflict => Self { kind: Kind::Unavailable, ..failure },
+                    _ => failure,
+                }
+            }
             None => Self::new(
                 Kind::Unanswered,
                 format!("postgres was asked in this transaction and did not answer: {error}"),
@@ -107,14 +119,14 @@ impl Failure {
         }
     }
 
-    fn reported(subject: &str, allow: &str, error: &ServerError<'_>) -> Self {
-        let rights = format!("; the owner of the schema lets a role use it: {allow}");
+    fn reported(subject: &str, allow: Option<&str>, error: &ServerError<'_>) -> Self {
+        let rights = allow.map(|allow| format!("; the owner of the schema lets a role use it: {allow}"));
         let ServerError { code, message, hint, is_fatal } = error;
         let hint = hint.map(|hint| format!(" ({hint})")).unwrap_or_default();
         let (kind, advice) = if *code == SqlState::INSUFFICIENT_PRIVILEGE && message.contains("for database") {
             (Kind::Denied, "; connect as the database's owner, or let it `grant create on database` to this role")
         } else if *code == SqlState::INSUFFICIENT_PRIVILEGE {
-            (Kind::Denied, rights.as_str())
+            (Kind::Denied, rights.as_deref().unwrap_or_default())
         } else if *code == SqlState::INVALID_PASSWORD || *code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION {
             (
                 Kind::Denied,

@@ -18,7 +18,7 @@ use tokio::{
 };
 use tokio_postgres::types::Type;
 
-use super::{Key, Sharing};
+use super::{Key, Sharing, wait_elapsed};
 use crate::{
     Error, Result,
     backends::postgres::{
@@ -166,15 +166,7 @@ impl Advisory {
         };
         asking.spawn_on(task, &threads::of_process()?.io);
         let taken = asking.join_next().await.and_then(Result::ok).unwrap_or_else(|| Err(io_thread_ended()))?;
-        taken.ok_or_else(|| {
-            let message = format!("the advisory lock {key:?} was not free within {}", Brief(wait));
-            match crate::Resource::new(format!("{key:?}")) {
-                Ok(resource) => {
-                    Error::wait_elapsed(&resource, "postgres advisory", Brief(wait), crate::lease::Busy::default())
-                }
-                Err(_) => Error::unavailable(message),
-            }
-        })
+        taken.ok_or_else(|| wait_elapsed(&format!("advisory lock {key}"), Brief(wait)))
     }
 
     /// Returns how many locks are held.
