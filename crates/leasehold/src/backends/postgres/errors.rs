@@ -10,6 +10,14 @@ use crate::{
     lease::{Resource, rounded},
 };
 
+/// The code of an error that the schema raises in a transaction that is not READ COMMITTED. `schema/2_rule.sql` lists all
+/// such codes.
+pub(super) const WRONG_ISOLATION: &str = "LH001";
+/// A concurrent operation came first.
+const OVERTAKEN: &str = "LH002";
+/// The schema, or a name that was to be exposed, belongs to others.
+const INSTALLATION_REFUSED: &str = "LH007";
+
 /// Why a call failed; many callers may share one failure.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
@@ -141,13 +149,15 @@ impl Failure {
         .contains(code)
         {
             (Kind::Config, "; run `leasehold init` on this database, or make the schema that is named")
-        } else if *code == SqlState::INVALID_CATALOG_NAME || code.code() == "LH001" {
+        } else if *code == SqlState::INVALID_CATALOG_NAME
+            || [WRONG_ISOLATION, INSTALLATION_REFUSED].contains(&code.code())
+        {
             (Kind::Config, "")
         } else if *code == SqlState::LOCK_NOT_AVAILABLE {
             (Kind::Locked, "; a transaction that used this lock stays open")
         } else if *code == SqlState::T_R_SERIALIZATION_FAILURE
             || *code == SqlState::T_R_DEADLOCK_DETECTED
-            || code.code() == "LH002"
+            || code.code() == OVERTAKEN
         {
             (Kind::Conflict, "")
         } else if *code == SqlState::TOO_MANY_CONNECTIONS {

@@ -20,7 +20,7 @@ use crate::{
     Result,
     backends::postgres::{
         calls::Call,
-        errors::{Failure, Kind},
+        errors::{Failure, Kind, WRONG_ISOLATION},
     },
 };
 
@@ -134,5 +134,5 @@ impl Connection {
 
 /// Whether the session's default isolation or read-only mode is in the way.
 fn needs_explicit_transaction(error: &Error) -> bool {
-    error.code().is_some_and(|code| *code == SqlState::READ_ONLY_SQL_TRANSACTION || code.code() == "LH001")
+    error.code().is_some_and(|code| *code == SqlState::READ_ONLY_SQL_TRANSACTION || code.code() == WRONG_ISOLATION)
 }

@@ -1,4 +1,14 @@
 -- The rule of model.rs, ported. Nothing here is for others to call.
+--
+-- The codes of the errors that these and the other functions raise, beside those of Postgres:
+--   LH001  the transaction is not READ COMMITTED: begin another one
+--   LH002  a concurrent operation came first and nothing was done: try again
+--   LH003  the name is in use as another kind of lock, or with another capacity
+--   LH004  guard(): the lease is not held under this fence
+--   LH005  acquire(): another holder has the lock
+--   LH006  acquire_lock_wait(): the lock is busy; callers do not see it
+--   LH007  the installation was refused: a schema or a name in it belongs to others
+--
 -- Short names: c caller, q operation, s step, r resource, e entry, w entry in a loop, a answer, u row of a loop, t time.
 
 -- Microseconds since 1970, as in Timestamp.
