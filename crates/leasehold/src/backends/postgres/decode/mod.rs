@@ -127,7 +127,7 @@ fn verdict(row: &Row) -> Result<Verdict, Failure> {
                 last_fence: fence(get(row, "fence")?),
                 ask_again_in: get::<Option<i64>>(row, "ask_again_us")?.map(length),
             },
-            behind_session: get::<Option<i32>>(row, "waiting")? == Some(1),
+            behind_session: get::<Option<bool>>(row, "behind_session")?.unwrap_or_default(),
         },
         'b' => Verdict::Busy(Busy {
             holders: match get::<Option<&str>>(row, "holder")? {

@@ -223,7 +223,8 @@ create type leasehold.answer as (
   note text,
   held_us bigint,
   holders jsonb,      -- b, e: who holds or held
-  waiting int,        -- b: how many wait; q: 1 if something ahead is bound to a session
+  waiting int,        -- b: how many wait
+  behind_session boolean, -- q: whether a lease ahead is bound to a session
   granted int,        -- grants in this call, repeated ones too; if above 0, commit synchronously
   hints text[]        -- for the caller's own instance
 );

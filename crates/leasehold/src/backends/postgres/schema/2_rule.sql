@@ -576,7 +576,6 @@ declare
   e leasehold.entry := s.e;
   a leasehold.answer := s.a;
   wall bigint := leasehold._micros(s.now);
-  bound boolean;
 begin
   a.granted := a.granted + (q.op = 'a' and s.existed)::int;
   if a.verdict = 'b' then
@@ -601,7 +600,7 @@ begin
   a.fence := r.last_fence;
   select count(*) filter (where x.fence is null), leasehold._micros(nullif(min(x.expires_at), 'infinity')) - wall,
     coalesce(bool_or(x.session is not null), false) or (r.id is not null and r.session is not null)
-  into a.ahead, a.ask_again_us, bound
+  into a.ahead, a.ask_again_us, a.behind_session
   from leasehold.entry x where x.namespace = r.namespace and x.name = r.name and x.seq < e.seq;
   if r.id is not null and r.expires_at <> 'infinity' then
     a.ask_again_us := least(a.ask_again_us, leasehold._micros(r.expires_at) - wall);
@@ -610,7 +609,6 @@ begin
   if s.guarded then
     a.ask_again_us := case when a.ahead = 0 then 100000 else greatest(a.ask_again_us, 1000000) end;
   end if;
-  a.waiting := bound::int;
   if a.ask_again_us < 1000 then
     a.ask_again_us := 1000;
   end if;

@@ -181,8 +181,8 @@ begin
   where x.namespace = c.namespace and x.name = q.name;
   a.verdict := 'q';
   a.granted := 0;
-  -- Nobody ahead is bound to a session: then next_end would be in the past.
-  a.waiting := 0;
+  -- No lease ahead is bound to a session; otherwise next_end would be -infinity.
+  a.behind_session := false;
   -- Or earlier, since those ahead may have been renewed.
   a.ask_again_us := greatest(1000, leasehold._micros(first_end) - leasehold._micros(t));
   return a;
