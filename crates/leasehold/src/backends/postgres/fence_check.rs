@@ -10,7 +10,8 @@ use super::{
     connection::Parameter,
     encode::long,
     errors::{Failure, ServerError},
-    options, schema,
+    options::checked_schema_name,
+    schema::with_schema_name,
 };
 use crate::{Error, Fence, Resource, Result};
 
@@ -104,7 +105,7 @@ impl FenceCheck {
     }
 
     fn statement(&self) -> Result<String> {
-        Ok(schema::named("select leasehold.guard($1, $2, $3)", &options::schema(&self.schema)?))
+        Ok(with_schema_name("select leasehold.guard($1, $2, $3)", &checked_schema_name(&self.schema)?))
     }
 
     /// What lets a role check fences; the drivers do not say which role theirs is.
