@@ -1,4 +1,5 @@
--- The beginning of an installation. Serialises installations; the lock ends with the transaction.
+-- The beginning of an installation. Serialises installations; the lock ends with the transaction. Its number is that of
+-- _session_lock_class().
 perform pg_advisory_xact_lock(1279807556, 1);
 perform set_config('search_path', 'pg_catalog', true), set_config('check_function_bodies', 'off', true);
 -- Whoever may change a schema could put code there that runs with the rights of those who call it.

@@ -41,7 +41,7 @@ create or replace view /*target*/distributed_locks as select * from leasehold.di
 create or replace view /*target*/locks as select * from leasehold.locks;
 create or replace view /*target*/released as select * from leasehold.released;
 
--- Views have their owner's rights, and default privileges of the schema may give them away: nobody has one that is new here.
+-- Views run with their owner's rights: revoke what default privileges of the schema gave to others on the new ones.
 do $$
 declare
   granted record;
