@@ -615,7 +615,7 @@ begin
 end $$;
 
 -- Settles names with a lease whose connection died, or that was not confirmed in time: no notification tells of either.
--- Answers for each whether it still waits, and the hints for the caller's instance; omits a name that is locked.
+-- Returns for each whether it still waits, and the hints for the caller's instance; omits a name that is locked.
 create function leasehold.settle_dead(p_namespace text, p_channel text, p_history "char", p_names text[], p_ids uuid[])
 returns table (at int, waits boolean, hints text[])
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'

@@ -3,7 +3,7 @@
 -- Bounded work that any client may call at any time, a scheduled job too: it looks at `resource` block by block from where
 -- the last call stopped, until it has changed `p_most` rows or worked for a fifth of a second. It does nothing while another
 -- does the same, nor within `p_pause` after the last call that was through with all blocks.
--- Answers how much was done: 250 or more, and there may be more to do.
+-- Returns how much was done: 250 or more, and there may be more to do.
 create function leasehold.maintain(
   p_keep_history interval default '7 days', p_most int default 1000, p_pause interval default '0'
 ) returns int
