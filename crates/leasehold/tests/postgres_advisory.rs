@@ -2,7 +2,7 @@
 #![cfg(feature = "postgres")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::time::Duration;
+use std::{error::Error, time::Duration};
 
 use leasehold::{
     ErrorKind,
@@ -23,7 +23,11 @@ async fn the_example_of_a_unique_job_runs() {
 }
 
 async fn client(server: &Postgres) -> Client {
-    let (client, connection) = tokio_postgres::connect(&server.url(), NoTls).await.unwrap();
+    connect(&server.url()).await
+}
+
+async fn connect(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
     tokio::runtime::Handle::current().spawn(connection);
     client
 }
@@ -128,6 +132,43 @@ async fn transaction_locks_share_exclude_and_end_with_the_transaction() {
     assert!(advisory::try_lock_in(&second, ["other", "config"]).await.unwrap());
     second.commit().await.unwrap();
     assert_eq!(server.psql("select count(*) from pg_locks where locktype = 'advisory'"), "0");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_whose_lock_timeout_passed_certainly_has_no_lock() {
+    let server = Postgres::start();
+    let (mut one, mut two) = (client(&server).await, client(&server).await);
+    let holder = one.transaction().await.unwrap();
+    advisory::lock_in(&holder, ["a"]).await.unwrap();
+    advisory::lock_in(&holder, [(47, 11)]).await.unwrap();
+    let alone = format!("advisory lock {} on postgres", advisory::key("a"));
+    let pair = String::from("advisory lock (47, 11) on postgres");
+    let several = String::from("one of 2 advisory locks on postgres");
+    for (keys, described) in [
+        (vec![Key::from("a")], alone),
+        (vec![Key::from((47, 11))], pair),
+        (vec![Key::from("a"), Key::from((47, 11))], several),
+    ] {
+        let waiter = two.transaction().await.unwrap();
+        waiter.batch_execute("set local lock_timeout = '50ms'").await.unwrap();
+        let error = advisory::lock_in(&waiter, keys).await.unwrap_err();
+        assert_eq!((error.kind(), error.outcome_unknown()), (ErrorKind::WaitElapsed, false), "{error}");
+        assert!(error.to_string().starts_with(&described), "{error}");
+        assert!(error.source().is_some_and(|cause| cause.is::<tokio_postgres::Error>()), "{error:?}");
+        waiter.rollback().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_of_a_lock_in_a_transaction_does_not_advise_rights_to_a_schema() {
+    let server = Postgres::start();
+    server.psql("create role app login; revoke execute on function pg_advisory_xact_lock(bigint) from public");
+    let mut app = connect(&server.url_of("app", "postgres")).await;
+    let transaction = app.transaction().await.unwrap();
+    let error = advisory::lock_in(&transaction, ["a"]).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+    assert!(error.to_string().starts_with("postgres, in this transaction, says: "), "{error}");
+    assert!(!error.to_string().contains("allow("), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

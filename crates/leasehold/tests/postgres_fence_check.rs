@@ -51,13 +51,18 @@ fn check(guard: &Guard, namespace: &str) -> FenceCheck {
     FenceCheck::new(guard.resource(), guard.fence()).namespace(namespace).schema("locks")
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_checked_fence_keeps_the_lock_until_the_transaction_ends_and_a_lost_one_is_refused() {
-    let server = Postgres::start();
+/// An instance with the namespace and schema that [`check`] names.
+async fn connect(server: &Postgres) -> Leasehold {
     let url = format!("{}?schema=locks", server.url());
     let clock = Arc::new(SystemClock);
     install(PostgresOptions::from_url(&url, "jobs", clock, Duration::from_secs(10)).unwrap(), None).await.unwrap();
-    let locks = Leasehold::builder().namespace("jobs").connect(&url).await.unwrap();
+    Leasehold::builder().namespace("jobs").connect(&url).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checked_fence_keeps_the_lock_until_the_transaction_ends_and_a_lost_one_is_refused() {
+    let server = Postgres::start();
+    let locks = connect(&server).await;
     for mut driver in Driver::both(&server.url()).await {
         let first = locks.mutex("invoice:42").acquire().await.unwrap();
         let its_check = check(&first, "jobs");
@@ -78,4 +83,23 @@ async fn a_checked_fence_keeps_the_lock_until_the_transaction_ends_and_a_lost_on
         assert!(refused.to_string().contains("leasehold init") && refused.source().is_some(), "{refused}");
         second.release().await.unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_that_waited_too_long_certainly_did_nothing() {
+    let server = Postgres::start();
+    let locks = connect(&server).await;
+    let held = locks.mutex("invoice:42").acquire().await.unwrap();
+    let (other, connection) = tokio_postgres::connect(&server.url(), NoTls).await.unwrap();
+    Handle::current().spawn(connection);
+    // As a grant does until it is committed.
+    let lock =
+        "begin; select pg_advisory_xact_lock(locks._guard_lock_class(), locks._guard_lock('jobs', 'invoice:42'))";
+    other.batch_execute(lock).await.unwrap();
+    for mut driver in Driver::both(&server.url()).await {
+        let refused = driver.checked(&check(&held, "jobs"), async || panic!("it goes on")).await.unwrap_err();
+        assert_eq!((refused.kind(), refused.outcome_unknown()), (ErrorKind::Unavailable, false), "{refused}");
+    }
+    other.batch_execute("commit").await.unwrap();
+    held.release().await.unwrap();
 }

@@ -66,6 +66,26 @@ fn a_role_that_may_not_install_is_told_who_does() {
     }
 }
 
+/// A client that meets LH001 may begin a transaction of another isolation and try again.
+#[test]
+fn the_code_of_a_wrong_isolation_stands_for_nothing_else() {
+    let server = Postgres::start();
+    server
+        .psql("create role mallory login; create schema theirs authorization mallory; create table locks (name text)");
+    let others = install_schema(&format!("{}?schema=theirs", server.url()), None).unwrap_err();
+    let taken = install_schema(&server.url(), Some("public")).unwrap_err();
+    for refused in [others, taken] {
+        assert_eq!(refused.kind(), ErrorKind::InvalidConfig, "{refused}");
+        assert!(refused.to_string().contains("[LH007]"), "{refused}");
+    }
+    install_schema(&server.url(), None).unwrap();
+    for isolation in ["repeatable read", "serializable"] {
+        let call = format!("begin isolation level {isolation}; select leasehold.acquire_lock('x', 'a')");
+        let refused = server.try_psql("postgres", &format!("\\set VERBOSITY verbose\n{call}")).unwrap_err();
+        assert!(refused.contains("LH001: leasehold works in READ COMMITTED"), "{isolation}: {refused}");
+    }
+}
+
 /// Whoever owns a function can change it after it was replaced.
 #[test]
 fn what_another_role_put_where_locks_are_exposed_is_refused() {

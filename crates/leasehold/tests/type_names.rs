@@ -17,12 +17,10 @@ use syn::{
 /// Names that are defined more than once, how often, and why one meaning covers all of them.
 const SHARED: &[(&str, usize, &str)] = &[
     ("Action", 2, "a step of a model, in each model of the specification"),
-    ("Answer", 2, "what a backend answers: at the seam, and in a row of Postgres"),
     ("Brief", 2, "a short duration: the library's own is private, and the command prints the same"),
     ("Cluster", 2, "a Redis Cluster: its servers in tests, the connection to one"),
     ("Command", 2, "the subcommands of a program"),
     ("Connection", 2, "a connection to the server, in each backend that has one"),
-    ("DeathWatch", 2, "notices dead holders, in each backend that can"),
     ("Dice", 2, "a seeded source of chance: the suite is published, the torture is not"),
     ("Drive", 2, "the driver of a Redis connection, and its stand-in on other systems"),
     ("Durability", 2, "which writes must have survived, in the options of each server"),
@@ -32,7 +30,6 @@ const SHARED: &[(&str, usize, &str)] = &[
     ("Guards", 2, "async, and blocking"),
     ("Header", 2, "the first line of a file's record, written and read"),
     ("HolderAndNote", 2, "a part of a record in Redis, written and read"),
-    ("Keys", 2, "the keys by which a server knows a resource"),
     ("Leasehold", 2, "async, and blocking"),
     ("Listener", 2, "receives what a server pushes"),
     ("Meters", 2, "metrics, and their stand-in without the feature"),
@@ -44,8 +41,6 @@ const SHARED: &[(&str, usize, &str)] = &[
     ("Server", 2, "a Redis server: a private one for tests, what an examination finds about one"),
     ("Shared", 3, "what the clones of a handle share, private to each file of the Redis backend"),
     ("Socket", 2, "a socket to the server"),
-    ("State", 2, "of a resource; of the listening connection of Postgres, private to its file"),
-    ("Target", 2, "where a call goes"),
     ("Tls", 2, "how a connection is encrypted, in the options of each server"),
 ];
 

@@ -15,7 +15,7 @@ use crate::{Error, Result};
 pub(super) enum Password {
     /// The password of the URL or the configuration, if there is one.
     #[default]
-    Given,
+    FromConfig,
     /// The first line of this file.
     File(PathBuf),
     /// This environment variable.
@@ -29,7 +29,7 @@ impl Password {
     pub(super) fn put_into(&self, config: &Config) -> Result<Config> {
         let password =
             match self {
-                Self::Given => None,
+                Self::FromConfig => None,
                 Self::File(path) => Some(first_line(path)?),
                 Self::Variable(name) => Some(env::var(name).map_err(|_| {
                     Error::invalid_config(format!("password_env={name} names a variable that is not set"))

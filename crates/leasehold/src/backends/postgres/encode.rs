@@ -1,4 +1,4 @@
-//! The parameters of acquires and releases: plain ones for one call, an array for each for several.
+//! The parameters of acquires and releases: scalars for one call, arrays for several.
 
 use serde_json::Value;
 use tokio_postgres::{
@@ -8,17 +8,17 @@ use tokio_postgres::{
 use uuid::Uuid;
 
 use super::{
-    calls::Call,
     connection::{Connection, Parameter},
     errors::Failure,
     ops::InstanceParams,
+    statements::Statement,
 };
 use crate::{
     Result,
     lease::{LeaseKey, Lifetime, Metadata, Mode, Outcome, Patience, Request, micros},
 };
 
-/// One parameter for each of several calls.
+/// The values of one parameter, one for each call.
 struct Column<T> {
     values: Vec<T>,
     scalar_type: Type,
@@ -30,7 +30,7 @@ impl<T: ToSql + Sync> Column<T> {
         Self { values: Vec::new(), scalar_type, array_type }
     }
 
-    /// The value itself where there is one call, else all of them.
+    /// The value itself for one call, an array for several.
     fn parameter(&self) -> Parameter<'_> {
         match self.values.as_slice() {
             [only] => (only, self.scalar_type.clone()),
@@ -102,9 +102,9 @@ impl<'a> Acquires<'a> {
     }
 
     pub(super) async fn send(&self, connection: &Connection, instance: &InstanceParams) -> Result<Vec<Row>, Failure> {
-        let call = match self.names.values.len() {
-            1 => Call::AcquireOne,
-            _ => Call::AcquireMany,
+        let statement = match self.names.values.len() {
+            1 => Statement::AcquireOne,
+            _ => Statement::AcquireMany,
         };
         let parameters = [
             (&instance.namespace as &(dyn ToSql + Sync), Type::TEXT),
@@ -124,7 +124,7 @@ impl<'a> Acquires<'a> {
             self.metadata.parameter(),
             self.floors.parameter(),
         ];
-        connection.call(call, &parameters).await
+        connection.call(statement, &parameters).await
     }
 }
 
@@ -163,9 +163,9 @@ impl<'a> Releases<'a> {
     }
 
     pub(super) async fn send(&self, connection: &Connection, instance: &InstanceParams) -> Result<Vec<Row>, Failure> {
-        let call = match self.names.values.len() {
-            1 => Call::ReleaseOne,
-            _ => Call::ReleaseMany,
+        let statement = match self.names.values.len() {
+            1 => Statement::ReleaseOne,
+            _ => Statement::ReleaseMany,
         };
         let parameters = [
             (&instance.namespace as &(dyn ToSql + Sync), Type::TEXT),
@@ -177,7 +177,7 @@ impl<'a> Releases<'a> {
             self.problems.parameter(),
             self.details.parameter(),
         ];
-        connection.call(call, &parameters).await
+        connection.call(statement, &parameters).await
     }
 }
 

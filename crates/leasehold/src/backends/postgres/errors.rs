@@ -10,23 +10,32 @@ use crate::{
     lease::{Resource, rounded},
 };
 
+/// The code of an error that the schema raises in a transaction that is not READ COMMITTED. `schema/2_rule.sql` lists
+/// all such codes.
+pub(super) const WRONG_ISOLATION: &str = "LH001";
+/// A concurrent operation came first.
+const OVERTAKEN: &str = "LH002";
+/// The schema, or a name that was to be exposed, belongs to others.
+const INSTALLATION_REFUSED: &str = "LH007";
+
 /// Why a call failed; many callers may share one failure.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
-    pub(super) kind: Kind,
+    pub(super) kind: FailureKind,
     message: String,
 }
 
+/// What a failure means to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FailureKind {
     /// Certainly not done; may work later.
     Unavailable,
     /// The startup parameters of a connection were rejected.
     StartupRejected,
     /// Sent and not answered.
     Unanswered,
-    /// A row is locked by a transaction that stays open; nothing was done. Callers get an unanswered call all the same:
-    /// the engine repeats an acquire that was not answered, and fails one at once if the backend was unavailable.
+    /// A row is locked by a transaction that stays open; nothing was done. Reported as an unknown outcome, because the
+    /// engine retries that but not `Unavailable`.
     Locked,
     /// Lost a conflict with another transaction; nothing was done. Worth an immediate retry; reported like `Locked`.
     Conflict,
@@ -36,88 +45,103 @@ pub(super) enum Kind {
 }
 
 impl Failure {
-    pub(super) fn new(kind: Kind, message: impl Into<String>) -> Self {
+    pub(super) fn new(kind: FailureKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into() }
     }
 
     /// A connection that could not be made: nothing was sent. `allow` is the statement that gives its role the rights.
-    pub(super) fn connecting(place: &str, allow: &str, error: &tokio_postgres::Error) -> Self {
+    pub(super) fn connecting(address: &str, allow: &str, error: &tokio_postgres::Error) -> Self {
         match error.as_db_error() {
             Some(error) => {
-                let failure = Self::reported(&at(place), allow, &ServerError::from(error));
+                let failure = Self::reported(&at(address), Some(allow), &ServerError::from(error));
                 let kind = match (failure.kind, error.code().code().get(..2)) {
                     // Broken protocol, unknown or unfit parameters, and whatever a pooler has no code for.
-                    (_, Some("08" | "0A" | "22" | "42" | "XX")) if failure.kind != Kind::Denied => {
-                        Kind::StartupRejected
+                    (_, Some("08" | "0A" | "22" | "42" | "XX")) if failure.kind != FailureKind::Denied => {
+                        FailureKind::StartupRejected
                     }
-                    (Kind::Unanswered, _) => Kind::Unavailable,
+                    (FailureKind::Unanswered, _) => FailureKind::Unavailable,
                     (kind, _) => kind,
                 };
                 Self { kind, ..failure }
             }
             None if error.to_string().contains("invalid configuration") => Self::new(
-                Kind::Denied,
+                FailureKind::Denied,
                 format!(
-                    "postgres at {place} wants a password; give one by password_file=, password_env=, PGPASSWORD or PGPASSFILE"
+                    "postgres at {address} wants a password; give one by password_file=, password_env=, PGPASSWORD or PGPASSFILE"
                 ),
             ),
             None if chain(error).contains("server does not support TLS") => Self::new(
-                Kind::Config,
+                FailureKind::Config,
                 format!(
-                    "postgres at {place} speaks no TLS and sslmode asks for it; turn `ssl` on there, or write sslmode=prefer \
+                    "postgres at {address} speaks no TLS and sslmode asks for it; turn `ssl` on there, or write sslmode=prefer \
                      where the network can be trusted"
                 ),
             ),
             None => Self::new(
-                Kind::Unavailable,
-                format!("cannot connect to postgres at {place}: {}; does it run there?", chain(error)),
+                FailureKind::Unavailable,
+                format!("cannot connect to postgres at {address}: {}; does it run there?", chain(error)),
             ),
         }
     }
 
     /// A connection that was not established in time: nothing was sent.
-    pub(super) fn too_slow(place: &str, limit: Duration) -> Self {
-        // A server of another kind waits for the rest of what it takes for its own protocol.
+    pub(super) fn too_slow(address: &str, limit: Duration) -> Self {
+        // A server of another kind may wait for more bytes of its own protocol.
         let message = format!(
-            "postgres at {place} did not answer within {:?}; does a Postgres server listen on that port?",
+            "postgres at {address} did not answer within {:?}; does a Postgres server listen on that port?",
             rounded(limit)
         );
-        Self::new(Kind::Unavailable, message)
+        Self::new(FailureKind::Unavailable, message)
     }
 
     /// A call that was sent; `allow` is the statement that gives its role the rights.
-    pub(super) fn calling(place: &str, allow: &str, error: &tokio_postgres::Error) -> Self {
+    pub(super) fn calling(address: &str, allow: &str, error: &tokio_postgres::Error) -> Self {
         match error.as_db_error() {
-            Some(error) => Self::reported(&at(place), allow, &ServerError::from(error)),
+            Some(error) => Self::reported(&at(address), Some(allow), &ServerError::from(error)),
             None => Self::new(
-                Kind::Unanswered,
-                format!("postgres at {place} was asked and the connection broke: {}", chain(error)),
+                FailureKind::Unanswered,
+                format!("postgres at {address} was asked and the connection broke: {}", chain(error)),
             ),
         }
     }
 
-    /// A call in the user's own transaction that failed, by whichever driver.
-    pub(super) fn in_transaction(allow: &str, reported: Option<ServerError<'_>>, error: &impl fmt::Display) -> Self {
+    /// A call in the user's own transaction that failed, by whichever driver. `allow` is the statement that gives the
+    /// rights, if the call needs those of the schema.
+    pub(super) fn in_transaction(
+        allow: Option<&str>,
+        reported: Option<ServerError<'_>>,
+        error: &impl fmt::Display,
+    ) -> Self {
         match reported {
-            Some(reported) => Self::reported("postgres, in this transaction,", allow, &reported),
+            Some(reported) => {
+                let failure = Self::reported("postgres, in this transaction,", allow, &reported);
+                match failure.kind {
+                    // Nothing was done, and no engine retries the call.
+                    FailureKind::Locked | FailureKind::Conflict => Self { kind: FailureKind::Unavailable, ..failure },
+                    _ => failure,
+                }
+            }
             None => Self::new(
-                Kind::Unanswered,
+                FailureKind::Unanswered,
                 format!("postgres was asked in this transaction and did not answer: {error}"),
             ),
         }
     }
 
-    fn reported(subject: &str, allow: &str, error: &ServerError<'_>) -> Self {
-        let rights = format!("; the owner of the schema lets a role use it: {allow}");
+    fn reported(subject: &str, allow: Option<&str>, error: &ServerError<'_>) -> Self {
+        let rights = allow.map(|allow| format!("; the owner of the schema lets a role use it: {allow}"));
         let ServerError { code, message, hint, is_fatal } = error;
         let hint = hint.map(|hint| format!(" ({hint})")).unwrap_or_default();
         let (kind, advice) = if *code == SqlState::INSUFFICIENT_PRIVILEGE && message.contains("for database") {
-            (Kind::Denied, "; connect as the database's owner, or let it `grant create on database` to this role")
+            (
+                FailureKind::Denied,
+                "; connect as the database's owner, or let it `grant create on database` to this role",
+            )
         } else if *code == SqlState::INSUFFICIENT_PRIVILEGE {
-            (Kind::Denied, rights.as_str())
+            (FailureKind::Denied, rights.as_deref().unwrap_or_default())
         } else if *code == SqlState::INVALID_PASSWORD || *code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION {
             (
-                Kind::Denied,
+                FailureKind::Denied,
                 "; check the user, and give the password by password_file=, password_env=, PGPASSWORD or PGPASSFILE",
             )
         } else if [
@@ -128,30 +152,32 @@ impl Failure {
         ]
         .contains(code)
         {
-            (Kind::Config, "; run `leasehold init` on this database, or make the schema that is named")
-        } else if *code == SqlState::INVALID_CATALOG_NAME || code.code() == "LH001" {
-            (Kind::Config, "")
+            (FailureKind::Config, "; run `leasehold init` on this database, or make the schema that is named")
+        } else if *code == SqlState::INVALID_CATALOG_NAME
+            || [WRONG_ISOLATION, INSTALLATION_REFUSED].contains(&code.code())
+        {
+            (FailureKind::Config, "")
         } else if *code == SqlState::LOCK_NOT_AVAILABLE {
-            (Kind::Locked, "; a transaction that used this lock stays open")
+            (FailureKind::Locked, "; a transaction that used this lock stays open")
         } else if *code == SqlState::T_R_SERIALIZATION_FAILURE
             || *code == SqlState::T_R_DEADLOCK_DETECTED
-            || code.code() == "LH002"
+            || code.code() == OVERTAKEN
         {
-            (Kind::Conflict, "")
+            (FailureKind::Conflict, "")
         } else if *code == SqlState::TOO_MANY_CONNECTIONS {
             (
-                Kind::Unavailable,
+                FailureKind::Unavailable,
                 "; raise max_connections, or connect through a pooler: each instance has one, and more while it is busy",
             )
         } else if *code == SqlState::QUERY_CANCELED {
-            (Kind::Unavailable, "; a statement_timeout of this role or database is too short for lock calls")
+            (FailureKind::Unavailable, "; a statement_timeout of this role or database is too short for lock calls")
         } else if *code == SqlState::READ_ONLY_SQL_TRANSACTION {
-            (Kind::Unavailable, "; this server only reads: connect to the primary")
+            (FailureKind::Unavailable, "; this server only reads: connect to the primary")
         } else if *is_fatal {
             // The server goes down or ends the connection: whether it was done is not known.
-            (Kind::Unanswered, "")
+            (FailureKind::Unanswered, "")
         } else {
-            (Kind::Unavailable, "")
+            (FailureKind::Unavailable, "")
         };
         Self::new(kind, format!("{subject} says: {message} [{}]{hint}{advice}", code.code()))
     }
@@ -173,15 +199,15 @@ impl<'a> From<&'a DbError> for ServerError<'a> {
     }
 }
 
-fn at(place: &str) -> String {
-    format!("postgres at {place}")
+fn at(address: &str) -> String {
+    format!("postgres at {address}")
 }
 
 impl Failure {
     /// A lost answer may have carried grants for waiters of this instance: makes them ask again.
-    pub(super) fn wake_waiters<'a>(&self, about: impl Iterator<Item = &'a Resource>, hints: &HintSender) {
-        if self.kind == Kind::Unanswered {
-            for resource in about.collect::<HashSet<_>>() {
+    pub(super) fn wake_waiters<'a>(&self, resources: impl Iterator<Item = &'a Resource>, hints: &HintSender) {
+        if self.kind == FailureKind::Unanswered {
+            for resource in resources.collect::<HashSet<_>>() {
                 hints.send(Hint::Changed { resource: resource.clone() });
             }
         }
@@ -189,18 +215,18 @@ impl Failure {
 
     /// A configuration error: nothing was sent.
     pub(super) fn from_error(error: &Error) -> Self {
-        Self::new(Kind::Config, format!("{error:#}"))
+        Self::new(FailureKind::Config, format!("{error:#}"))
     }
 
-    /// What the caller gets. No `From`: it would be one more way for `?` to convert in every program
-    /// that uses this crate, and stop their closures from being inferred.
+    /// What the caller gets. Not a `From`: another `From<…> for Error` would break the type inference of `?` in users'
+    /// closures.
     pub(super) fn error(self) -> Error {
         match self.kind {
-            Kind::Unavailable | Kind::StartupRejected => Error::unavailable(self.message),
-            Kind::Unanswered | Kind::Locked | Kind::Conflict => Error::unanswered(self.message),
-            Kind::Denied => Error::permission_denied(self.message),
-            Kind::Config => Error::invalid_config(self.message),
-            Kind::Unsupported => Error::unsupported(self.message),
+            FailureKind::Unavailable | FailureKind::StartupRejected => Error::unavailable(self.message),
+            FailureKind::Unanswered | FailureKind::Locked | FailureKind::Conflict => Error::unanswered(self.message),
+            FailureKind::Denied => Error::permission_denied(self.message),
+            FailureKind::Config => Error::invalid_config(self.message),
+            FailureKind::Unsupported => Error::unsupported(self.message),
         }
     }
 }

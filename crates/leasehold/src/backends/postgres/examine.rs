@@ -5,11 +5,11 @@ use std::time::Duration;
 use tokio_postgres::Row;
 
 use super::{
-    calls::Call,
     connection::{ConnectionRouter, Connector},
     decode,
     errors::Failure,
     options::{Durability, LivenessOption},
+    statements::Statement,
 };
 use crate::{
     backend::{Finding, Severity},
@@ -22,13 +22,14 @@ const SLOW: Duration = Duration::from_millis(100);
 /// Clocks this far apart make times that people compare misleading, and fences after a failover doubtful.
 const CLOCKS_APART: Duration = Duration::from_secs(5);
 
-/// The first that has all the functions which the schema uses.
+/// The oldest supported server version: the first that has all the functions which the schema uses.
 const OLDEST_VERSION: i32 = 130_000;
 
 /// Busy locks leave fewer dead rows than this between autovacuums.
 const DEAD_ROWS: i64 = 500_000;
 
-/// A snapshot that is held longer keeps dead rows from being removed: a minute costs several times the room.
+/// The age, in seconds, of a snapshot that is reported. A snapshot keeps vacuum from removing dead rows: after a minute
+/// the tables are several times larger.
 const OLD_SNAPSHOT: f64 = 60.0;
 
 /// Round trips used to compare clocks.
@@ -49,7 +50,7 @@ async fn compare_clocks(router: &ConnectionRouter) -> Result<Option<Clocks>, Fai
     let mut best: Option<Clocks> = None;
     for _ in 0..ROUND_TRIPS {
         let (sent, before) = (clock.now(), clock.wall());
-        let reply = router.call(Call::Clock, &[]).await?;
+        let reply = router.call(Statement::Clock, &[]).await?;
         let (took, after) = (clock.now().since(sent), clock.wall());
         let Some(seen) = reply.rows.first() else { continue };
         // The server read its clock about half a round trip after the call was sent.
@@ -66,7 +67,7 @@ async fn compare_clocks(router: &ConnectionRouter) -> Result<Option<Clocks>, Fai
 pub(super) async fn examine(router: &ConnectionRouter) -> Result<Vec<Finding>, Failure> {
     let connector = &*router.connector;
     let clocks = compare_clocks(router).await?;
-    let reply = router.call(Call::Examine, &[]).await?;
+    let reply = router.call(Statement::Examine, &[]).await?;
     let Some(seen) = reply.rows.first() else { return Ok(Vec::new()) };
 
     let mut findings = vec![promises(connector)];
@@ -216,10 +217,10 @@ fn server_features(seen: &Row) -> Result<Vec<Finding>, Failure> {
     Ok(findings)
 }
 
-/// Whether maintenance works.
+/// Whether upkeep works.
 async fn upkeep(router: &ConnectionRouter) -> Option<Finding> {
-    let failure = router.call_slow(Call::Maintain, &[]).await.err()?;
-    let message = format!("the tables cannot be tidied up and will grow: {failure}");
+    let failure = router.call_slow(Statement::Maintain, &[]).await.err()?;
+    let message = format!("upkeep of the tables fails, and they will grow: {failure}");
     Some(Finding::new(Severity::Failure, "upkeep", message))
 }
 

@@ -10,7 +10,8 @@ use super::{
     connection::Parameter,
     encode::long,
     errors::{Failure, ServerError},
-    options, schema,
+    options::checked_schema_name,
+    schema::with_schema_name,
 };
 use crate::{Error, Fence, Resource, Result};
 
@@ -76,7 +77,7 @@ impl FenceCheck {
             Err(error) if error.code().is_some_and(|code| code.code() == NOT_HELD) => Err(self.lost()),
             Err(error) => {
                 let reported = error.as_db_error().map(ServerError::from);
-                Err(Failure::in_transaction(&self.allow_statement(), reported, &error).error().caused_by(error))
+                Err(Failure::in_transaction(Some(&self.allow_statement()), reported, &error).error().caused_by(error))
             }
         }
     }
@@ -100,11 +101,11 @@ impl FenceCheck {
             hint: error.hint(),
             is_fatal: matches!(error.severity(), PgSeverity::Fatal | PgSeverity::Panic),
         });
-        Err(Failure::in_transaction(&self.allow_statement(), reported, &error).error().caused_by(error))
+        Err(Failure::in_transaction(Some(&self.allow_statement()), reported, &error).error().caused_by(error))
     }
 
     fn statement(&self) -> Result<String> {
-        Ok(schema::named("select leasehold.guard($1, $2, $3)", &options::schema(&self.schema)?))
+        Ok(with_schema_name("select leasehold.guard($1, $2, $3)", &checked_schema_name(&self.schema)?))
     }
 
     /// What lets a role check fences; the drivers do not say which role theirs is.

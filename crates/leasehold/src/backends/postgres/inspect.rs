@@ -1,16 +1,16 @@
-//! Looking at leases, following and ending them: what operators call.
+//! Looking at leases, watching and ending them: what operators call.
 
 use async_trait::async_trait;
 use tokio_postgres::types::Type;
 
 use super::{
     PostgresBackend,
-    calls::Call,
     connection::Parameter,
     decode::{self, Verdict},
     encode::long,
-    errors::{Failure, Kind},
+    errors::{Failure, FailureKind},
     examine,
+    statements::Statement,
 };
 use crate::{
     Result,
@@ -28,7 +28,7 @@ impl Inspect for PostgresBackend {
             .router
             .call_blocking(
                 &[],
-                Call::Evict,
+                Statement::Evict,
                 &[
                     (&self.instance.namespace, Type::TEXT),
                     (&self.instance.channel, Type::TEXT),
@@ -44,7 +44,7 @@ impl Inspect for PostgresBackend {
         let mut answers =
             reply.rows.iter().map(decode::answer).collect::<Result<Vec<_>, _>>().map_err(Failure::error)?;
         let Some(answer) = answers.pop() else {
-            return Err(Failure::new(Kind::Unanswered, "postgres did not answer what it evicted").error());
+            return Err(Failure::new(FailureKind::Unanswered, "postgres did not answer what it evicted").error());
         };
         for hint in answer.hints {
             self.hints.send(hint);
@@ -65,8 +65,8 @@ impl Inspect for PostgresBackend {
         ];
         let reply = match filter.names {
             // One name takes no longer than a renewal: no other connection is opened for it.
-            Names::Exactly(_) => self.router.call(Call::List, parameters).await,
-            _ => self.router.call_slow(Call::List, parameters).await,
+            Names::Exactly(_) => self.router.call(Statement::List, parameters).await,
+            _ => self.router.call_slow(Statement::List, parameters).await,
         }
         .map_err(Failure::error)?;
         let mut leases = decode::leases(&reply.rows).map_err(Failure::error)?;
@@ -92,7 +92,7 @@ impl Inspect for PostgresBackend {
         let reply = self
             .router
             .call_slow(
-                Call::History,
+                Statement::History,
                 &[
                     (&self.instance.namespace, Type::TEXT),
                     (&exactly, Type::TEXT),
@@ -120,7 +120,7 @@ impl Inspect for PostgresBackend {
         self.router
             .call_blocking(
                 &[],
-                Call::RecordRuns,
+                Statement::RecordRuns,
                 &[
                     (&self.instance.namespace, Type::TEXT),
                     (&long(micros(RunTable::KEPT)), Type::INT8),
@@ -141,7 +141,7 @@ impl Inspect for PostgresBackend {
         let reply = self
             .router
             .call_slow(
-                Call::Runs,
+                Statement::Runs,
                 &[
                     (&self.instance.namespace, Type::TEXT),
                     (&long(micros(RunTable::KEPT)), Type::INT8),
@@ -158,11 +158,11 @@ impl Inspect for PostgresBackend {
         let Some(listener) = &self.listener else {
             let message = format!(
                 "the pooler at {} lets nobody listen; connect to the server itself",
-                self.router.connector.place
+                self.router.connector.address
             );
-            return Err(Failure::new(Kind::Unsupported, message).error());
+            return Err(Failure::new(FailureKind::Unsupported, message).error());
         };
-        listener.follow(names).await.map_err(Failure::error)
+        listener.watch(names).await.map_err(Failure::error)
     }
 
     async fn examine(&self) -> Result<Vec<Finding>> {

@@ -8,7 +8,6 @@
 //! be slow or wait for a row lock does not use the connection that renews them.
 
 pub mod advisory;
-mod calls;
 mod connection;
 mod credentials;
 mod decode;
@@ -22,6 +21,7 @@ mod ops;
 mod options;
 mod renew;
 mod schema;
+mod statements;
 mod upkeep;
 
 use std::{fmt, os::fd::OwnedFd, sync::Arc, time::Duration};
@@ -33,9 +33,9 @@ use uuid::Uuid;
 
 use self::{
     connection::{ConnectionRouter, Connector, LazyConnection},
-    errors::{Failure, Kind},
-    liveness::{DeathWatch, LateRequests, Listener, Sessions},
-    ops::{InstanceParams, Ops},
+    errors::{Failure, FailureKind},
+    liveness::{DeadHolderPoller, LateRequests, Listener, Sessions},
+    ops::{InstanceParams, WorkerPool},
     options::{Durability, History, LivenessOption},
     renew::Renewals,
 };
@@ -52,7 +52,7 @@ use crate::{
 
 /// Renewing this many leases locks their rows for about 10 ms.
 const RENEW_BATCH: usize = 2000;
-/// How long a connection may be silent and still be believed: the server gives it up a second later.
+/// How long to rely on a silent connection. The server drops one after 11 s: see `PostgresOptions::start_options`.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 
 /// A backend that stores leases in a Postgres database.
@@ -61,7 +61,7 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 pub struct PostgresBackend {
     router: Arc<ConnectionRouter>,
     instance: InstanceParams,
-    ops: Arc<Ops>,
+    workers: Arc<WorkerPool>,
     renewals: Renewals,
     /// `None` behind a transaction pooler.
     listener: Option<Arc<Listener>>,
@@ -84,7 +84,7 @@ impl PostgresBackend {
         if transaction_pooled && connector.options.liveness == LivenessOption::Connection {
             return Err(no_sessions(&connector, "liveness=connection", "use liveness=ttl"));
         }
-        schema::check(&first, &connector.options).await.map_err(Failure::error)?;
+        schema::check_or_install(&first, &connector.options).await.map_err(Failure::error)?;
         let channel = format!("lh_{}", Uuid::new_v4().simple());
         let instance = InstanceParams {
             namespace: connector.options.namespace.clone(),
@@ -103,30 +103,30 @@ impl PostgresBackend {
             let first = Some((first, notifications));
             let listener = Listener::new(Arc::clone(&connector), channel, hints.clone(), first);
             // Listen before the first request: Postgres drops notifications that nobody listens for.
-            listener.ensure().await.map_err(Failure::error)?;
+            listener.ensure_listening().await.map_err(Failure::error)?;
             (Some(listener), LazyConnection::new(Arc::clone(&connector)))
         };
         let router = ConnectionRouter::new(&connector, listener.clone(), separate_main);
-        let deaths = Arc::new(DeathWatch::default());
-        let watching_deaths = Arc::clone(&deaths).run(Arc::clone(&router), instance.clone(), hints.clone());
-        let ops = Ops::start(Arc::clone(&router), instance.clone(), hints.clone(), Arc::clone(&deaths));
+        let poller = Arc::new(DeadHolderPoller::default());
+        let polling = Arc::clone(&poller).run(Arc::clone(&router), instance.clone(), hints.clone());
+        let workers = WorkerPool::start(Arc::clone(&router), instance.clone(), hints.clone(), Arc::clone(&poller));
         let late = LateRequests::new(Arc::clone(&connector.options.clock));
         let mut tasks = vec![
-            connector.runtime.spawn(upkeep::run_maintenance(Arc::clone(&router))).abort_handle(),
-            connector.runtime.spawn(watching_deaths).abort_handle(),
+            connector.runtime.spawn(upkeep::run(Arc::clone(&router))).abort_handle(),
+            connector.runtime.spawn(polling).abort_handle(),
         ];
         if connector.options.liveness == LivenessOption::Connection {
-            let releasing_late = Arc::clone(&late).release_late(Arc::clone(&ops));
+            let releasing_late = Arc::clone(&late).release_late(Arc::clone(&workers));
             tasks.push(connector.runtime.spawn(releasing_late).abort_handle());
         }
-        let renewals = Renewals::new(Arc::clone(&router), instance.clone(), hints.clone(), deaths);
-        Ok(Self { router, instance, ops, renewals, listener, hints, late, tasks })
+        let renewals = Renewals::new(Arc::clone(&router), instance.clone(), hints.clone(), poller);
+        Ok(Self { router, instance, workers, renewals, listener, hints, late, tasks })
     }
 
     /// The session id for a new lease; `None` if it ends by ttl.
     async fn session(&self, lifetime: Lifetime) -> Result<Option<i32>, Failure> {
         match (self.router.connector.options.liveness, lifetime, &self.listener) {
-            (LivenessOption::Connection, Lifetime::Attached, Some(listener)) => listener.ensure().await,
+            (LivenessOption::Connection, Lifetime::Attached, Some(listener)) => listener.ensure_listening().await,
             _ => Ok(None),
         }
     }
@@ -135,7 +135,7 @@ impl PostgresBackend {
         self.listener.as_ref().map_or_else(Sessions::default, |listener| listener.sessions())
     }
 
-    /// How long answers to what is sent from now on may be believed.
+    /// How long to rely on answers to requests sent from now on.
     fn belief(&self) -> Belief {
         self.listener.as_ref().map_or(Belief::Ttl, |listener| listener.belief())
     }
@@ -146,9 +146,9 @@ fn no_sessions(connector: &Connector, what: &str, instead: &str) -> Error {
     let message = format!(
         "{what} does not work through the pooler at {}, which lends connections for a transaction at a time; connect to the \
          server itself, or {instead}; where there is no such pooler, connect with ?pooler=none or ?pooler=session",
-        connector.place
+        connector.address
     );
-    Failure::new(Kind::Unsupported, message).error()
+    Failure::new(FailureKind::Unsupported, message).error()
 }
 
 impl Drop for PostgresBackend {
@@ -159,13 +159,13 @@ impl Drop for PostgresBackend {
         if let Some(listener) = &self.listener {
             listener.close();
         }
-        self.ops.close();
+        self.workers.close();
     }
 }
 
 impl fmt::Debug for PostgresBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresBackend").field("place", &self.router.connector.place).finish_non_exhaustive()
+        f.debug_struct("PostgresBackend").field("address", &self.router.connector.address).finish_non_exhaustive()
     }
 }
 
@@ -200,21 +200,21 @@ impl Backend for PostgresBackend {
         let session = self.session(request.lifetime).await.map_err(Failure::error)?;
         let belief = self.belief();
         let in_flight = session.map(|_| self.late.in_flight(&request.key));
-        let answer = self.ops.acquire(request, session).await;
+        let answer = self.workers.acquire(request, session).await;
         if let Some(in_flight) = in_flight
-            && !answer.as_ref().is_err_and(|failure| failure.kind == Kind::Unanswered)
+            && !answer.as_ref().is_err_and(|failure| failure.kind == FailureKind::Unanswered)
         {
-            in_flight.answered();
+            in_flight.mark_answered();
         }
         let answer = answer.map_err(Failure::error)?;
         if matches!(answer.value, Decision::Busy(_) | Decision::WrongShape { .. }) {
             // An unanswered earlier try may still run: release it later.
-            self.late.released(&request.key);
+            self.late.release_repeatedly(&request.key);
         }
         // 1. Requested for session A. 2. A dies. 3. Granted to A: the lease is already dead.
         if session.is_some() && self.listener.as_ref().and_then(|listener| listener.session()) != session {
             let message = "the connection that the lease would end with was lost meanwhile";
-            return Err(Failure::new(Kind::Unanswered, message).error());
+            return Err(Failure::new(FailureKind::Unanswered, message).error());
         }
         Ok(answer.believed(belief))
     }
@@ -226,8 +226,8 @@ impl Backend for PostgresBackend {
     }
 
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
-        let answer = self.ops.release(key, outcome).await.map_err(Failure::error)?;
-        self.late.released(key);
+        let answer = self.workers.release(key, outcome).await.map_err(Failure::error)?;
+        self.late.release_repeatedly(key);
         Ok(answer)
     }
 

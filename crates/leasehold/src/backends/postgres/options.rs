@@ -1,4 +1,4 @@
-//! Where a `postgres://` backend is and how it is used, as its URL and the usual environment say.
+//! Where a `postgres://` backend is and how it is used, from the URL and the `PG…` variables.
 
 use std::{fmt::Write as _, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
@@ -27,7 +27,7 @@ pub(super) enum Pooler {
     /// Unknown: each connection detects whether a pooler shares its server session.
     Auto,
     None,
-    /// Keeps a server session for one client as long as that stays.
+    /// Keeps a server session for one client for as long as the client stays connected.
     Session,
     /// Shares server sessions between transactions.
     Transaction,
@@ -72,7 +72,7 @@ pub(super) enum Trust {
     Verified(Option<PathBuf>),
 }
 
-/// The files that prove who we are.
+/// The files with the client certificate and its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Certificate {
     pub(super) chain: PathBuf,
@@ -132,12 +132,12 @@ impl PostgresOptions {
     /// # Errors
     /// `InvalidConfig` if the URL cannot be used; the message never shows a password.
     pub fn from_url(url: &str, namespace: &str, clock: Arc<dyn Clock>, connect_limit: Duration) -> Result<Self> {
-        let (place, query) = url.split_once('?').unwrap_or((url, ""));
-        let place = if matches!(place, "postgres:" | "postgresql:") { "postgres://" } else { place };
+        let (address, query) = url.split_once('?').unwrap_or((url, ""));
+        let address = if matches!(address, "postgres:" | "postgresql:") { "postgres://" } else { address };
         let is_own = |parameter: &&str| OWN.contains(&parameter.split('=').next().unwrap_or_default());
         let (own, theirs): (Vec<&str>, Vec<&str>) =
             query.split('&').filter(|parameter| !parameter.is_empty()).partition(is_own);
-        let url = if theirs.is_empty() { place.to_owned() } else { format!("{place}?{}", theirs.join("&")) };
+        let url = if theirs.is_empty() { address.to_owned() } else { format!("{address}?{}", theirs.join("&")) };
         let config = Config::from_str(&url).map_err(|error| {
             let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
             Error::invalid_config(format!(
@@ -145,8 +145,8 @@ impl PostgresOptions {
                 OWN.join(", ")
             ))
         })?;
-        let mut options = Self::plain(config, namespace, clock, connect_limit);
-        options.take(UrlOptions::parse(&format!("postgres:?{}", own.join("&")))?)?;
+        let mut options = Self::with_defaults(config, namespace, clock, connect_limit);
+        options.apply_url(UrlOptions::parse(&format!("postgres:?{}", own.join("&")))?)?;
         Ok(options)
     }
 
@@ -174,9 +174,9 @@ impl PostgresOptions {
         clock: Arc<dyn Clock>,
         connect_limit: Duration,
     ) -> Result<Self> {
-        let mut options = Self::plain(config, namespace, clock, connect_limit);
+        let mut options = Self::with_defaults(config, namespace, clock, connect_limit);
         let parsed = UrlOptions::parse(&format!("postgres:?{parameters}"))?;
-        options.take(parsed)?;
+        options.apply_url(parsed)?;
         Ok(options)
     }
 
@@ -190,10 +190,10 @@ impl PostgresOptions {
         self
     }
 
-    fn plain(config: Config, namespace: &str, clock: Arc<dyn Clock>, connect_limit: Duration) -> Self {
+    fn with_defaults(config: Config, namespace: &str, clock: Arc<dyn Clock>, connect_limit: Duration) -> Self {
         Self {
             config,
-            password: Password::Given,
+            password: Password::FromConfig,
             trust: Trust::Unverified,
             certificate: None,
             custom_tls: None,
@@ -210,8 +210,9 @@ impl PostgresOptions {
         }
     }
 
-    fn take(&mut self, mut url: UrlOptions) -> Result<()> {
-        self.schema = url.take_text("schema").map_or(Ok(String::from("leasehold")), |name| schema(&name))?;
+    fn apply_url(&mut self, mut url: UrlOptions) -> Result<()> {
+        self.schema =
+            url.take_text("schema").map_or(Ok(String::from("leasehold")), |name| checked_schema_name(&name))?;
         take_word(
             &mut url,
             "liveness",
@@ -237,7 +238,7 @@ impl PostgresOptions {
             (Some(path), _) => Password::File(PathBuf::from(path)),
             (None, Some(name)) => Password::Variable(name),
             (None, None) if self.config.get_password().is_none() => Password::Libpq,
-            (None, None) => Password::Given,
+            (None, None) => Password::FromConfig,
         };
         let roots = url.take_text("sslrootcert").or_else(|| env_var("PGSSLROOTCERT"));
         let mode = url.take_text("sslmode").or_else(|| env_var("PGSSLMODE"));
@@ -249,14 +250,14 @@ impl PostgresOptions {
             (None, None) => None,
             _ => return Err(Error::invalid_config("a client certificate needs both sslcert and sslkey")),
         };
-        self.fill_in();
-        self.encrypt(mode.as_deref(), roots.as_deref())?;
-        // A password that cannot be read is better known now.
+        self.apply_environment();
+        self.set_tls_mode(mode.as_deref(), roots.as_deref())?;
+        // Fail now if the password cannot be read.
         self.current_config().map(drop)
     }
 
     /// `require` and above verify the server: unverified encryption does not stop an active attacker.
-    fn encrypt(&mut self, mode: Option<&str>, roots: Option<&str>) -> Result<()> {
+    fn set_tls_mode(&mut self, mode: Option<&str>, roots: Option<&str>) -> Result<()> {
         let verified = || Trust::Verified(roots.filter(|roots| *roots != "system").map(PathBuf::from));
         let (mode, trust) = match mode {
             None if roots.is_some() || self.config.get_ssl_mode() == SslMode::Require => (SslMode::Require, verified()),
@@ -278,7 +279,8 @@ impl PostgresOptions {
         Ok(())
     }
 
-    fn fill_in(&mut self) {
+    /// Takes from the environment what the URL leaves out, and sets how every connection behaves.
+    fn apply_environment(&mut self) {
         let config = &mut self.config;
         config.application_name("leasehold").connect_timeout(self.connect_limit);
         config.keepalives_idle(Duration::from_secs(5)).keepalives_interval(Duration::from_secs(2));
@@ -335,7 +337,7 @@ impl PostgresOptions {
     }
 
     /// The server in words that hold no secret: `db.internal:5432/locks`.
-    pub(super) fn place(&self) -> String {
+    pub(super) fn address(&self) -> String {
         let (host, port, database) = self.server();
         format!("{host}:{port}/{database}")
     }
@@ -389,8 +391,8 @@ fn take_word<T: Copy>(url: &mut UrlOptions, name: &str, words: &[(&str, T)], int
     Ok(())
 }
 
-/// Schemas are put into SQL text, so they are plain names.
-pub(super) fn schema(name: &str) -> Result<String> {
+/// Returns the name if it can be put into SQL text as it is.
+pub(super) fn checked_schema_name(name: &str) -> Result<String> {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     let starts = |c: char| c.is_ascii_lowercase() || c == '_';
     if name.starts_with(starts) && name.chars().all(plain) && name.len() <= 63 && !name.starts_with("pg_") {
@@ -418,22 +420,22 @@ mod tests {
         assert_eq!((options.schema.as_str(), options.liveness), ("locks", LivenessOption::Connection));
         assert_eq!((options.durability, options.history), (Durability::Async, History::Problems));
         assert_eq!((options.pooler, options.connections), (Pooler::Session, 3));
-        assert_eq!((options.place().as_str(), options.config.get_options()), ("h:5433/db", Some("-c x=y")));
+        assert_eq!((options.address().as_str(), options.config.get_options()), ("h:5433/db", Some("-c x=y")));
     }
 
     #[test]
-    fn a_url_without_a_place_leaves_all_to_the_environment() {
+    fn a_url_without_an_address_leaves_all_to_the_environment() {
         let whole = parse("postgres://").unwrap();
         for url in ["postgres:", "postgresql:", "postgresql://"] {
             assert_eq!(parse(url).unwrap().config, whole.config, "{url}");
         }
         let options = parse("postgres:?liveness=connection&options=-c%20x%3Dy&schema=locks").unwrap();
         assert_eq!((options.liveness, options.schema.as_str()), (LivenessOption::Connection, "locks"));
-        assert_eq!((options.place(), options.config.get_options()), (whole.place(), Some("-c x=y")));
+        assert_eq!((options.address(), options.config.get_options()), (whole.address(), Some("-c x=y")));
     }
 
     #[test]
-    fn what_another_role_has_to_do_names_the_place_the_schema_and_the_roles() {
+    fn what_another_role_has_to_do_names_the_address_the_schema_and_the_roles() {
         let options = parse("postgres://app:s3cret@db:5433/shop?sslmode=disable").unwrap();
         assert_eq!(options.url_of("owner"), "postgres://owner@db:5433/shop");
         assert_eq!(options.allow_statement(), "select leasehold.allow('app')");

@@ -17,29 +17,29 @@ use tokio_postgres::{
 use uuid::Uuid;
 
 use super::{
-    calls::Call,
     connection::{ConnectionRouter, Reply},
     decode,
     encode::{int, long, mode_code, storable_metadata},
-    errors::{Failure, Kind},
-    liveness::{DeathWatch, Sessions},
+    errors::{Failure, FailureKind},
+    liveness::{DeadHolderPoller, Sessions},
     ops::InstanceParams,
+    statements::Statement,
 };
 use crate::{
     backend::HintSender,
     lease::{Answer, Incarnation, LeaseId, Moment, Renewal, Resource, Standing, micros},
 };
 
-/// How many entries that may have to wait for a lock are renewed in one statement.
+/// How many leases are renewed in one statement that may block.
 const EACH_BATCH: usize = 100;
 
-/// The least timeout of renewals that may wait for a lock, if no other renewal waits for their answer.
+/// The minimum timeout of a batch that may block, if no other renewal waits for its answer.
 const MIN_BLOCKING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A name that was not renewed for this long is no longer remembered as locked.
 const FORGET_LOCKED_AFTER: Duration = Duration::from_secs(60);
 
-/// Renews leases; at most one renewal that may wait for a lock runs at a time.
+/// Renews leases; at most one batch that may block runs at a time.
 #[derive(Debug)]
 pub(super) struct Renewals {
     calls: Arc<RenewCalls>,
@@ -53,9 +53,9 @@ struct RenewCalls {
     router: Arc<ConnectionRouter>,
     instance: InstanceParams,
     hints: HintSender,
-    deaths: Arc<DeathWatch>,
-    /// Names whose rows another client had locked when they were last to be renewed, and when that was. Waiting for them
-    /// again would use up the time in which the others have to be renewed.
+    dead_holder_poller: Arc<DeadHolderPoller>,
+    /// Names whose rows another client had locked at the last renewal, with its time. Their rows are skipped while they
+    /// are locked: waiting for them would delay the renewals of others.
     locked: SyncMutex<HashMap<Resource, Moment>>,
 }
 
@@ -71,10 +71,10 @@ impl Renewals {
         router: Arc<ConnectionRouter>,
         instance: InstanceParams,
         hints: HintSender,
-        deaths: Arc<DeathWatch>,
+        dead_holder_poller: Arc<DeadHolderPoller>,
     ) -> Self {
         let runtime = router.connector.runtime.clone();
-        let calls = RenewCalls { router, instance, hints, deaths, locked: SyncMutex::default() };
+        let calls = RenewCalls { router, instance, hints, dead_holder_poller, locked: SyncMutex::default() };
         Self { calls: Arc::new(calls), one_at_a_time: Arc::default(), runtime }
     }
 
@@ -85,15 +85,16 @@ impl Renewals {
     ) -> Result<Answer<Vec<Standing>>, Failure> {
         let mut standings = vec![Standing::Unknown; renewals.len()];
         let mut pending: Vec<usize> = (0..renewals.len()).collect();
-        let plain: Vec<usize> = pending.iter().copied().filter(|index| changes_nothing(&renewals[*index])).collect();
+        let plain: Vec<usize> = pending.iter().copied().filter(|index| only_extends(&renewals[*index])).collect();
         let mut incarnation = None;
         if !plain.is_empty() {
-            let renewed = self.calls.renew_held(&sessions, plain.iter().map(|index| &renewals[*index])).await?;
+            let renewed =
+                self.calls.renew_by_renew_many(&sessions, plain.iter().map(|index| &renewals[*index])).await?;
             incarnation = Some(renewed.incarnation);
-            for decode::Answer { index, verdict, .. } in renewed.answers {
+            for decode::AnswerRow { index, verdict, .. } in renewed.answers {
                 if let (Some(index), Ok(verdict)) = (plain.get(index), verdict) {
                     standings[*index] = verdict.standing();
-                    self.calls.note(&renewals[*index], &standings[*index]);
+                    self.calls.record_standing(&renewals[*index], &standings[*index]);
                 }
             }
             pending.retain(|index| standings[*index] == Standing::Unknown);
@@ -121,8 +122,8 @@ impl Renewals {
         }
     }
 
-    /// One at a time and in a task of its own: a blocked statement goes on after its caller left, and more of them must
-    /// not pile up behind it.
+    /// One batch at a time, in a task of its own: a blocked statement outlives its caller, and others must not pile up
+    /// behind it.
     async fn renew_blocking(
         &self,
         renewals: Vec<Renewal>,
@@ -131,16 +132,18 @@ impl Renewals {
         let permit = Arc::clone(&self.one_at_a_time).lock_owned().await;
         let calls = Arc::clone(&self.calls);
         let task = self.runtime.spawn(async move {
-            let renewed = calls.renew(&renewals, &sessions).await;
+            let renewed = calls.renew_in_chunks(&renewals, &sessions).await;
             drop(permit);
             renewed
         });
-        task.await.unwrap_or_else(|_| Err(Failure::new(Kind::Unavailable, "the connection to postgres was closed")))
+        task.await
+            .unwrap_or_else(|_| Err(Failure::new(FailureKind::Unavailable, "the connection to postgres was closed")))
     }
 }
 
 impl RenewCalls {
-    async fn renew(
+    /// Renews any leases; rows that were locked at the last renewal are skipped while they are locked.
+    async fn renew_in_chunks(
         &self,
         renewals: &[Renewal],
         sessions: &Sessions,
@@ -153,7 +156,7 @@ impl RenewCalls {
             match self.renew_chunk(renewals, chunk, LockedRows::Wait, sessions, &mut standings).await {
                 Ok(now) => incarnation = Some(now),
                 Err(failure) if !is_blocked(&failure) => return Err(failure),
-                // One that is locked leaves the others in the chunk unknown.
+                // One locked row fails the whole statement: retry, skipping locked rows.
                 Err(_) => skipping.extend_from_slice(chunk),
             }
         }
@@ -162,19 +165,20 @@ impl RenewCalls {
                 Ok(now) => incarnation = Some(now),
                 Err(failure) if !is_blocked(&failure) => return Err(failure),
                 Err(_) => {
-                    let found = self.renew_each_alone(renewals, chunk, sessions, &mut standings).await;
+                    let found = self.renew_individually(renewals, chunk, sessions, &mut standings).await;
                     incarnation = incarnation.or(found);
                 }
             }
             for index in chunk {
-                self.note_locked(&renewals[*index].key.resource, standings[*index] == Standing::Unknown);
+                self.record_locked(&renewals[*index].key.resource, standings[*index] == Standing::Unknown);
             }
         }
         Ok((standings, incarnation))
     }
 
-    /// Something else than a row is locked, such as the reader lock of a name: waits for it once for each name.
-    async fn renew_each_alone(
+    /// Renews leases one by one after their chunk was blocked although it skips locked rows: by something else, such as
+    /// the reader lock of a name. Waits for that once for each name.
+    async fn renew_individually(
         &self,
         renewals: &[Renewal],
         chunk: &[usize],
@@ -191,7 +195,7 @@ impl RenewCalls {
             let one = slice::from_ref(index);
             match self.renew_chunk(renewals, one, LockedRows::Skip, sessions, standings).await {
                 Ok(now) => incarnation = Some(now),
-                Err(failure) if failure.kind == Kind::Locked => drop(blocked.insert(resource)),
+                Err(failure) if failure.kind == FailureKind::Locked => drop(blocked.insert(resource)),
                 Err(_) => {}
             }
         }
@@ -203,7 +207,7 @@ impl RenewCalls {
         !locked.is_empty() && locked.contains_key(resource)
     }
 
-    fn note_locked(&self, resource: &Resource, is_locked: bool) {
+    fn record_locked(&self, resource: &Resource, is_locked: bool) {
         let now = self.router.connector.options.clock.now();
         let mut locked = self.locked.lock();
         if is_locked {
@@ -214,7 +218,7 @@ impl RenewCalls {
         }
     }
 
-    /// Renews those with these indices in one statement, and notes how they stand.
+    /// Renews those with these indices in one statement, and records how they stand.
     async fn renew_chunk(
         &self,
         renewals: &[Renewal],
@@ -224,28 +228,28 @@ impl RenewCalls {
         standings: &mut [Standing],
     ) -> Result<Incarnation, Failure> {
         let chosen: Vec<&Renewal> = chunk.iter().map(|index| &renewals[*index]).collect();
-        let Renewed { answers, incarnation } = self.renew_any(sessions, &chosen, locked_rows).await?;
-        for decode::Answer { index, verdict, hints } in answers {
+        let Renewed { answers, incarnation } = self.renew_by_renew_each(sessions, &chosen, locked_rows).await?;
+        for decode::AnswerRow { index, verdict, hints } in answers {
             for hint in hints {
                 self.hints.send(hint);
             }
             if let (Some(renewal), Some(index), Ok(verdict)) = (chosen.get(index), chunk.get(index), verdict) {
                 if verdict.is_behind_session() {
-                    self.deaths.add(&renewal.key);
+                    self.dead_holder_poller.watch_for(&renewal.key);
                 }
                 standings[*index] = verdict.standing();
-                self.note(renewal, &standings[*index]);
+                self.record_standing(renewal, &standings[*index]);
             }
         }
         Ok(incarnation)
     }
 
-    fn note(&self, renewal: &Renewal, standing: &Standing) {
-        self.router.note(renewal.key.id, standing, renewal.ttl);
+    fn record_standing(&self, renewal: &Renewal, standing: &Standing) {
+        self.router.record_standing(renewal.key.id, standing, renewal.ttl);
     }
 
-    /// Renews what holds, without waiting for locks.
-    async fn renew_held<'a>(
+    /// Renews leases that hold by `renew_many`, which waits for no lock.
+    async fn renew_by_renew_many<'a>(
         &self,
         sessions: &Sessions,
         renewals: impl Iterator<Item = &'a Renewal>,
@@ -259,7 +263,7 @@ impl RenewCalls {
         let reply = self
             .router
             .call(
-                Call::RenewMany,
+                Statement::RenewMany,
                 &[
                     (&self.instance.namespace, Type::TEXT),
                     (&self.instance.channel, Type::TEXT),
@@ -273,15 +277,15 @@ impl RenewCalls {
         Renewed::from(&reply, decode::renewed)
     }
 
-    /// Renews whatever it is.
-    async fn renew_any(
+    /// Renews leases by `renew_each`.
+    async fn renew_by_renew_each(
         &self,
         sessions: &Sessions,
         renewals: &[&Renewal],
         locked_rows: LockedRows,
     ) -> Result<Renewed, Failure> {
-        // One of several may delay the others.
-        let about: &[LeaseId] = if let [only] = renewals { &[only.key.id] } else { &[] };
+        // The call could delay some of these leases for the sake of another: a lease is exempt only if it is alone.
+        let exempt: &[LeaseId] = if let [only] = renewals { &[only.key.id] } else { &[] };
         let waits = locked_rows == LockedRows::Wait;
         let (mut names, mut ids, mut ttls) = (Vec::new(), Vec::new(), Vec::new());
         let (mut floors, mut modes, mut units) = (Vec::new(), Vec::new(), Vec::new());
@@ -299,12 +303,12 @@ impl RenewCalls {
         let reply = self
             .router
             .call_blocking(
-                about,
-                Call::RenewEach,
+                exempt,
+                Statement::RenewEach,
                 &[
                     (&self.instance.namespace, Type::TEXT),
                     (&self.instance.channel, Type::TEXT),
-                    (&sessions.now, Type::INT4),
+                    (&sessions.current, Type::INT4),
                     (&sessions.abandoned, Type::INT4_ARRAY),
                     (&self.instance.history, Type::CHAR),
                     (&names, Type::TEXT_ARRAY),
@@ -323,14 +327,14 @@ impl RenewCalls {
     }
 }
 
-/// What became of some renewals.
+/// The answers to one statement.
 struct Renewed {
-    answers: Vec<decode::Answer>,
+    answers: Vec<decode::AnswerRow>,
     incarnation: Incarnation,
 }
 
 impl Renewed {
-    fn from(reply: &Reply, decode: fn(&Row) -> Result<decode::Answer, Failure>) -> Result<Self, Failure> {
+    fn from(reply: &Reply, decode: fn(&Row) -> Result<decode::AnswerRow, Failure>) -> Result<Self, Failure> {
         let answers = reply.rows.iter().map(decode).collect::<Result<_, _>>()?;
         Ok(Self { answers, incarnation: reply.incarnation })
     }
@@ -338,9 +342,10 @@ impl Renewed {
 
 /// Whether another client's lock was in the way.
 fn is_blocked(failure: &Failure) -> bool {
-    matches!(failure.kind, Kind::Locked | Kind::Conflict)
+    matches!(failure.kind, FailureKind::Locked | FailureKind::Conflict)
 }
 
-fn changes_nothing(renewal: &Renewal) -> bool {
+/// Whether it changes nothing but the expiry.
+fn only_extends(renewal: &Renewal) -> bool {
     renewal.fence_floor.is_none() && renewal.downgrade.is_none() && renewal.metadata.is_none()
 }

@@ -1,19 +1,24 @@
 //! The schema: versions, and optional wrappers in another schema.
 
+use std::time::Duration;
+
 use super::{
-    calls::Call,
     connection::{Connection, Connector},
     decode,
-    errors::{Failure, Kind},
-    options::{self, Durability, PostgresOptions},
+    errors::{Failure, FailureKind},
+    options::{Durability, PostgresOptions, checked_schema_name},
+    statements::Statement,
 };
 use crate::{Error, Result};
+
+/// Timeout of an installation, which waits only for other installations.
+const INSTALL_LIMIT: Duration = Duration::from_secs(300);
 
 /// One version of the schema.
 struct Version {
     /// Its statements, all of them in one transaction.
     statements: &'static [&'static str],
-    /// The oldest version that a library may have been written for and still work with this one.
+    /// Libraries that were written for this version of the schema, or for a later one, can use this version.
     usable_since: i32,
 }
 
@@ -42,8 +47,8 @@ fn newest() -> i32 {
     i32::try_from(VERSIONS.len()).unwrap_or(i32::MAX)
 }
 
-/// The text with this schema in the place of `leasehold`.
-pub(super) fn named(text: &str, schema: &str) -> String {
+/// The text with the name of this schema instead of `leasehold`.
+pub(super) fn with_schema_name(text: &str, schema: &str) -> String {
     if schema == "leasehold" {
         return text.to_owned();
     }
@@ -89,7 +94,7 @@ pub fn sql_since(options: &PostgresOptions, expose: Option<&str>, installed: i32
 /// removed only if its comment marks it as exposed and it belongs to the role that runs the statement or to the owner
 /// of the schema.
 pub fn uninstall_sql(options: &PostgresOptions) -> String {
-    named(UNINSTALL, &options.schema)
+    with_schema_name(UNINSTALL, &options.schema)
 }
 
 /// Creates the schema or updates it to the newest version.
@@ -117,10 +122,10 @@ async fn install_on(
 ) -> Result<Installed, Failure> {
     let mut tries = 0;
     loop {
-        let there = found(connection).await?;
-        let before = there.map_or(0, |found| found.version);
-        if let Some(newer) = there.filter(|there| there.usable_since > newest()) {
-            return Err(newer.refused(options));
+        let installed = installed_version(connection).await?;
+        let before = installed.map_or(0, |installed| installed.version);
+        if let Some(too_new) = installed.filter(|installed| installed.usable_since > newest()) {
+            return Err(too_new.too_new_error(options));
         }
         if before >= newest() && expose.is_none() {
             return Ok(Installed { before, now: before });
@@ -129,16 +134,16 @@ async fn install_on(
         // Nobody waits for an installation, which may take longer than the role's statements usually may.
         let settings = "set local statement_timeout = 0; set local lock_timeout = 0";
         let text = format!("begin isolation level read committed read write; {settings};\n{statement}commit");
-        match connection.install(&text).await {
+        match connection.execute_within(&text, INSTALL_LIMIT).await {
             Ok(()) => return Ok(Installed { before, now: before.max(newest()) }),
             // Another has installed meanwhile.
-            Err(failure) if failure.kind == Kind::Conflict && tries < 3 => tries += 1,
+            Err(failure) if failure.kind == FailureKind::Conflict && tries < 3 => tries += 1,
             Err(failure) => {
-                let _closed = connection.install("rollback").await;
+                let _closed = connection.execute_within("rollback", INSTALL_LIMIT).await;
                 return Err(failure);
             }
         }
-        connection.install("rollback").await?;
+        connection.execute_within("rollback", INSTALL_LIMIT).await?;
     }
 }
 
@@ -147,24 +152,24 @@ fn statement(options: &PostgresOptions, expose: Option<&str>, installed: i32) ->
     let unlogged = if options.durability == Durability::Unlogged { "unlogged" } else { "" };
     let mut text = String::from("do $leasehold$\ndeclare\n  path text := current_setting('search_path');\n");
     text.push_str("  bodies text := current_setting('check_function_bodies');\n  there int := 0;\nbegin\n");
-    text.push_str(&named(BEGIN, &options.schema).replace("/*installed*/", &installed.to_string()));
+    text.push_str(&with_schema_name(BEGIN, &options.schema).replace("/*installed*/", &installed.to_string()));
     for (number, version) in (1..).zip(VERSIONS).filter(|(number, _)| *number > installed) {
         for statements in version.statements {
-            text.push_str(&named(&statements.replace("/*durability*/", unlogged), &options.schema));
+            text.push_str(&with_schema_name(&statements.replace("/*durability*/", unlogged), &options.schema));
         }
         let since = version.usable_since;
         let record = format!("insert into leasehold.migration (version, usable_since) values ({number}, {since});\n");
-        text.push_str(&named(&record, &options.schema));
+        text.push_str(&with_schema_name(&record, &options.schema));
     }
-    text.push_str(&named(VERSION_FUNCTION, &options.schema));
+    text.push_str(&with_schema_name(VERSION_FUNCTION, &options.schema));
     if let Some(target) = expose {
-        let target = options::schema(target)?;
+        let target = checked_schema_name(target)?;
         if target == options.schema {
             return Err(Error::invalid_config(format!(
                 "{target} is the schema itself; expose it in another, such as public"
             )));
         }
-        text.push_str(&named(EXPOSE, &options.schema).replace("/*target*/", &format!("\"{target}\".")));
+        text.push_str(&with_schema_name(EXPOSE, &options.schema).replace("/*target*/", &format!("\"{target}\".")));
     }
     // Restores the caller's settings.
     text.push_str(
@@ -176,14 +181,14 @@ fn statement(options: &PostgresOptions, expose: Option<&str>, installed: i32) ->
 
 /// What is installed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Found {
+pub(super) struct InstalledVersion {
     pub(super) version: i32,
     pub(super) usable_since: i32,
     pub(super) unlogged: bool,
 }
 
-impl Found {
-    fn refused(&self, options: &PostgresOptions) -> Failure {
+impl InstalledVersion {
+    fn too_new_error(&self, options: &PostgresOptions) -> Failure {
         let message = format!(
             "schema {} has version {}, which works with libraries from version {} on, newer than the {} of this one; \
              update the library",
@@ -192,23 +197,23 @@ impl Found {
             self.usable_since,
             newest()
         );
-        Failure::new(Kind::Config, message)
+        Failure::new(FailureKind::Config, message)
     }
 }
 
-async fn found(connection: &Connection) -> Result<Option<Found>, Failure> {
-    let server_info = decode::server_info(&connection.call(Call::ServerInfo, &[]).await?)?;
+async fn installed_version(connection: &Connection) -> Result<Option<InstalledVersion>, Failure> {
+    let server_info = decode::server_info(&connection.call(Statement::ServerInfo, &[]).await?)?;
     // Never call functions of a schema that another role owns; the installation refuses such a schema.
-    if !server_info.installed || !connection.call(Call::OtherOwner, &[]).await?.is_empty() {
+    if !server_info.installed || !connection.call(Statement::OtherOwner, &[]).await?.is_empty() {
         return Ok(None);
     }
-    decode::found(&connection.call(Call::Version, &[]).await?).map(Some)
+    decode::installed_version(&connection.call(Statement::Version, &[]).await?).map(Some)
 }
 
 /// The error for a database without the schema: says who can make it, and how.
 async fn missing(connection: &Connection, options: &PostgresOptions) -> Result<Failure, Failure> {
     let schema = &options.schema;
-    let (is_this_role, owner) = decode::who_may_install(&connection.call(Call::WhoMayInstall, &[]).await?)?;
+    let (is_this_role, owner) = decode::who_may_install(&connection.call(Statement::WhoMayInstall, &[]).await?)?;
     let message = if is_this_role {
         format!("this database has no schema {schema}; run `leasehold init` with this URL, or connect with ?init=1")
     } else {
@@ -220,41 +225,41 @@ async fn missing(connection: &Connection, options: &PostgresOptions) -> Result<F
             options.allow_statement()
         )
     };
-    Ok(Failure::new(Kind::Config, message))
+    Ok(Failure::new(FailureKind::Config, message))
 }
 
-/// Refuses a schema that this library cannot work with; installs a missing one when that is wanted.
-pub(super) async fn check(connection: &Connection, options: &PostgresOptions) -> Result<(), Failure> {
+/// Refuses a schema that this library cannot work with; installs a missing or older one if the options say so.
+pub(super) async fn check_or_install(connection: &Connection, options: &PostgresOptions) -> Result<(), Failure> {
     let schema = &options.schema;
-    let there = if connection.server_info.installed {
-        Some(decode::found(&connection.call(Call::Version, &[]).await?)?)
+    let installed = if connection.server_info.installed {
+        Some(decode::installed_version(&connection.call(Statement::Version, &[]).await?)?)
     } else {
         None
     };
-    let Some(there) = there.filter(|there| there.version >= newest() || !options.init) else {
+    let Some(installed) = installed.filter(|installed| installed.version >= newest() || !options.init) else {
         if options.init {
             return install_on(connection, options, None).await.map(drop);
         }
         return Err(missing(connection, options).await?);
     };
-    if there.version < newest() {
+    if installed.version < newest() {
         return Err(Failure::new(
-            Kind::Config,
+            FailureKind::Config,
             format!(
                 "schema {schema} has version {}, this library needs {}; run `leasehold init` with this URL",
-                there.version,
+                installed.version,
                 newest()
             ),
         ));
     }
-    if there.usable_since > newest() {
-        return Err(there.refused(options));
+    if installed.usable_since > newest() {
+        return Err(installed.too_new_error(options));
     }
-    if there.unlogged != (options.durability == Durability::Unlogged) {
+    if installed.unlogged != (options.durability == Durability::Unlogged) {
         let (is, word) =
-            if there.unlogged { ("unlogged", "?durability=unlogged") } else { ("durable", "no such parameter") };
+            if installed.unlogged { ("unlogged", "?durability=unlogged") } else { ("durable", "no such parameter") };
         return Err(Failure::new(
-            Kind::Config,
+            FailureKind::Config,
             format!("the tables of schema {schema} are {is}: connect with {word}, or init another with ?schema="),
         ));
     }

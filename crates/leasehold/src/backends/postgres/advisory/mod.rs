@@ -14,6 +14,8 @@
 mod session;
 mod transaction;
 
+use std::fmt;
+
 use sha2::{Digest, Sha256};
 pub use tokio_postgres::Transaction;
 
@@ -21,6 +23,7 @@ pub use self::{
     session::{Advisory, AdvisoryGuard},
     transaction::{lock_in, lock_in_as, try_lock_in, try_lock_in_as},
 };
+use crate::{Error, Resource, lease::Busy};
 
 /// Returns the key of the lock on this name.
 ///
@@ -74,6 +77,16 @@ impl From<(i32, i32)> for Key {
     }
 }
 
+impl fmt::Display for Key {
+    /// Writes `4711`, or a pair as `(47, 11)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Pair(class, object) => write!(f, "({class}, {object})"),
+        }
+    }
+}
+
 /// How a lock is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Sharing {
@@ -81,4 +94,10 @@ pub enum Sharing {
     Exclusive,
     /// Together with other shared holders, but not with an exclusive one.
     Shared,
+}
+
+/// The error of a wait for locks that took too long.
+fn wait_elapsed(locks: &str, waited: impl fmt::Display) -> Error {
+    let resource = Resource::new(locks).expect("a few words and numbers can be a name");
+    Error::wait_elapsed(&resource, "postgres", waited, Busy::default())
 }

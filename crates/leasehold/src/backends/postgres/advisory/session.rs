@@ -18,23 +18,23 @@ use tokio::{
 };
 use tokio_postgres::types::Type;
 
-use super::{Key, Sharing};
+use super::{Key, Sharing, wait_elapsed};
 use crate::{
     Error, Result,
     backends::postgres::{
-        calls::Call,
         connection::{Connection, Connector, Parameter},
         decode,
-        errors::{Failure, Kind},
+        errors::{Failure, FailureKind},
         no_sessions,
         options::PostgresOptions,
+        statements::Statement,
     },
     clock::SystemClock,
     lease::Brief,
     threads,
 };
 
-/// The pause before a lock that could not be released is released again.
+/// The pause between two tries to unlock.
 const UNLOCK_PAUSE: Duration = Duration::from_secs(1);
 
 /// Session-level advisory locks, all held by one dedicated connection.
@@ -115,7 +115,7 @@ impl Advisory {
                 return Ok(None);
             }
             let guard = AdvisoryGuard { locks, key, sharing, released: AtomicBool::new(false) };
-            match guard.locks.call(try_call(key, sharing), key).await.map_err(Failure::error) {
+            match guard.locks.call(try_statement(key, sharing), key).await.map_err(Failure::error) {
                 Ok(true) => Ok(Some(guard)),
                 Ok(false) => {
                     guard.forget();
@@ -166,15 +166,7 @@ impl Advisory {
         };
         asking.spawn_on(task, &threads::of_process()?.io);
         let taken = asking.join_next().await.and_then(Result::ok).unwrap_or_else(|| Err(io_thread_ended()))?;
-        taken.ok_or_else(|| {
-            let message = format!("the advisory lock {key:?} was not free within {}", Brief(wait));
-            match crate::Resource::new(format!("{key:?}")) {
-                Ok(resource) => {
-                    Error::wait_elapsed(&resource, "postgres advisory", Brief(wait), crate::lease::Busy::default())
-                }
-                Err(_) => Error::unavailable(message),
-            }
-        })
+        taken.ok_or_else(|| wait_elapsed(&format!("advisory lock {key}"), Brief(wait)))
     }
 
     /// Returns how many locks are held.
@@ -223,14 +215,14 @@ impl SessionLocks {
 
     /// Unlocks, and frees the key once that was answered: until then the server may grant it to this connection again.
     async fn unlock(self: Arc<Self>, key: Key, sharing: Sharing) -> Result<bool> {
-        let unlocked = self.call(unlock_call(key, sharing), key).await;
+        let unlocked = self.call(unlock_statement(key, sharing), key).await;
         if self.must_retry(key, &unlocked) {
             let locks = Arc::downgrade(&self);
             threads::of_process()?.io.spawn(async move {
                 loop {
                     sleep(UNLOCK_PAUSE).await;
                     let Some(locks) = locks.upgrade() else { return };
-                    let unlocked = locks.call(unlock_call(key, sharing), key).await;
+                    let unlocked = locks.call(unlock_statement(key, sharing), key).await;
                     if !locks.must_retry(key, &unlocked) {
                         return locks.free(key);
                     }
@@ -242,41 +234,41 @@ impl SessionLocks {
         unlocked.map_err(Failure::error)
     }
 
-    /// Whether the connection may still have the lock. One that others share is not unlocked again unless it certainly was
-    /// not unlocked: that could be the lock of another.
+    /// Whether to unlock again: the connection may still have the lock. An unlock whose outcome is unknown is not
+    /// retried while other guards share the lock, since it could release the lock of another guard.
     fn must_retry(&self, key: Key, unlocked: &Result<bool, Failure>) -> bool {
         let Err(failure) = unlocked else { return false };
         let is_shared = || self.keys.lock().get(&key).is_some_and(|sharers| *sharers > 1);
-        !self.connection.is_closed() && (failure.kind != Kind::Unanswered || !is_shared())
+        !self.connection.is_closed() && (failure.kind != FailureKind::Unanswered || !is_shared())
     }
 
-    async fn call(&self, call: Call, key: Key) -> Result<bool, Failure> {
+    async fn call(&self, statement: Statement, key: Key) -> Result<bool, Failure> {
         let rows = match &key {
-            Key::Number(number) => self.connection.call(call, &[(number, Type::INT8)]).await,
+            Key::Number(number) => self.connection.call(statement, &[(number, Type::INT8)]).await,
             Key::Pair(class, object) => {
                 let pair: [Parameter<'_>; 2] = [(class, Type::INT4), (object, Type::INT4)];
-                self.connection.call(call, &pair).await
+                self.connection.call(statement, &pair).await
             }
         };
         rows.and_then(|rows| decode::only(&rows))
     }
 }
 
-fn try_call(key: Key, sharing: Sharing) -> Call {
+fn try_statement(key: Key, sharing: Sharing) -> Statement {
     match (key, sharing) {
-        (Key::Number(_), Sharing::Exclusive) => Call::AdvisoryTry,
-        (Key::Number(_), Sharing::Shared) => Call::AdvisoryTryShared,
-        (Key::Pair(..), Sharing::Exclusive) => Call::AdvisoryTryPair,
-        (Key::Pair(..), Sharing::Shared) => Call::AdvisoryTryPairShared,
+        (Key::Number(_), Sharing::Exclusive) => Statement::AdvisoryTry,
+        (Key::Number(_), Sharing::Shared) => Statement::AdvisoryTryShared,
+        (Key::Pair(..), Sharing::Exclusive) => Statement::AdvisoryTryPair,
+        (Key::Pair(..), Sharing::Shared) => Statement::AdvisoryTryPairShared,
     }
 }
 
-fn unlock_call(key: Key, sharing: Sharing) -> Call {
+fn unlock_statement(key: Key, sharing: Sharing) -> Statement {
     match (key, sharing) {
-        (Key::Number(_), Sharing::Exclusive) => Call::AdvisoryUnlock,
-        (Key::Number(_), Sharing::Shared) => Call::AdvisoryUnlockShared,
-        (Key::Pair(..), Sharing::Exclusive) => Call::AdvisoryUnlockPair,
-        (Key::Pair(..), Sharing::Shared) => Call::AdvisoryUnlockPairShared,
+        (Key::Number(_), Sharing::Exclusive) => Statement::AdvisoryUnlock,
+        (Key::Number(_), Sharing::Shared) => Statement::AdvisoryUnlockShared,
+        (Key::Pair(..), Sharing::Exclusive) => Statement::AdvisoryUnlockPair,
+        (Key::Pair(..), Sharing::Shared) => Statement::AdvisoryUnlockPairShared,
     }
 }
 

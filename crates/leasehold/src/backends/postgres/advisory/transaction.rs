@@ -2,12 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use tokio_postgres::{Row, Transaction, types::Type};
+use tokio_postgres::{Row, Transaction, error::SqlState, types::Type};
 
-use super::{Key, Sharing};
+use super::{Key, Sharing, wait_elapsed};
 use crate::{
     Error, Result,
-    backends::postgres::{connection::Parameter, errors::Failure},
+    backends::postgres::{
+        connection::Parameter,
+        errors::{Failure, ServerError},
+    },
 };
 
 /// Locks these names or keys until the transaction ends, waiting for each.
@@ -17,7 +20,8 @@ use crate::{
 /// holds a snapshot, which delays vacuum: set a `lock_timeout` if waits may be long.
 ///
 /// # Errors
-/// The error that the server reported. The transaction cannot continue after that.
+/// `WaitElapsed` if the `lock_timeout` passed first; otherwise the error that the server reported. The transaction
+/// cannot continue after that.
 pub async fn lock_in<K: Into<Key>>(transaction: &Transaction<'_>, keys: impl IntoIterator<Item = K>) -> Result<()> {
     lock_in_as(transaction, keys, Sharing::Exclusive).await
 }
@@ -35,9 +39,14 @@ pub async fn lock_in_as<K: Into<Key>>(
         Sharing::Exclusive => "pg_advisory_xact_lock",
         Sharing::Shared => "pg_advisory_xact_lock_shared",
     };
-    let keys = Keys::sorted(keys);
-    keys.call(transaction, function).await.map_err(|error| failed(&error))?;
-    Ok(())
+    let keys = SortedKeys::new(keys);
+    match keys.call(transaction, function).await {
+        Ok(_) => Ok(()),
+        Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+            Err(wait_elapsed(&keys.describe(), "the lock_timeout of this transaction").caused_by(error))
+        }
+        Err(error) => Err(failed(error)),
+    }
 }
 
 /// Locks all of these names or keys until the transaction ends, or none of them. Returns `false` if one is taken.
@@ -64,7 +73,7 @@ pub async fn try_lock_in_as<K: Into<Key>>(
         Sharing::Exclusive => "pg_try_advisory_xact_lock",
         Sharing::Shared => "pg_try_advisory_xact_lock_shared",
     };
-    let keys = Keys::sorted(keys);
+    let keys = SortedKeys::new(keys);
     // Going back to a savepoint releases what was locked after it.
     let run = async {
         transaction.batch_execute("savepoint leasehold_try").await?;
@@ -78,22 +87,23 @@ pub async fn try_lock_in_as<K: Into<Key>>(
         transaction.batch_execute(end).await?;
         Ok(all)
     };
-    run.await.map_err(|error| failed(&error))
+    run.await.map_err(failed)
 }
 
-fn failed(error: &tokio_postgres::Error) -> Error {
-    Failure::calling("this transaction", "select SCHEMA.allow('ROLE')", error).error()
+fn failed(error: tokio_postgres::Error) -> Error {
+    let reported = error.as_db_error().map(ServerError::from);
+    Failure::in_transaction(None, reported, &error).error().caused_by(error)
 }
 
-/// Keys in the global lock order.
-struct Keys {
+/// SortedKeys in the global lock order.
+struct SortedKeys {
     numbers: Vec<i64>,
     classes: Vec<i32>,
     objects: Vec<i32>,
 }
 
-impl Keys {
-    fn sorted<K: Into<Key>>(keys: impl IntoIterator<Item = K>) -> Self {
+impl SortedKeys {
+    fn new<K: Into<Key>>(keys: impl IntoIterator<Item = K>) -> Self {
         let keys: BTreeSet<Key> = keys.into_iter().map(Into::into).collect();
         let mut sorted = Self { numbers: Vec::new(), classes: Vec::new(), objects: Vec::new() };
         for key in keys {
@@ -106,6 +116,15 @@ impl Keys {
             }
         }
         sorted
+    }
+
+    /// The lock on the only key, or one of several.
+    fn describe(&self) -> String {
+        match (&*self.numbers, &*self.classes, &*self.objects) {
+            ([number], [], []) => format!("advisory lock {}", Key::Number(*number)),
+            ([], [class], [object]) => format!("advisory lock {}", Key::Pair(*class, *object)),
+            (numbers, pairs, _) => format!("one of {} advisory locks", numbers.len() + pairs.len()),
+        }
     }
 
     /// Calls the function for each key, numbers before pairs.

@@ -19,16 +19,13 @@ use super::{Connection, Connector, Parameter};
 use crate::{
     Result,
     backends::postgres::{
-        calls::Call,
-        errors::{Failure, Kind},
+        errors::{Failure, FailureKind, WRONG_ISOLATION},
+        statements::Statement,
     },
 };
 
 /// A call unanswered for this long fails and is cancelled; the functions themselves wait for locks far shorter.
 const CALL_LIMIT: Duration = Duration::from_secs(5);
-
-/// Timeout of an installation, which waits only for other installations.
-const INSTALL_LIMIT: Duration = Duration::from_secs(300);
 
 impl Connection {
     pub(in crate::backends::postgres) fn is_closed(&self) -> bool {
@@ -40,19 +37,19 @@ impl Connection {
         self.driver.abort();
     }
 
-    /// Sends the call and waits for its answer, within `CALL_LIMIT`.
+    /// Sends the statement and waits for its answer, within `CALL_LIMIT`.
     pub(in crate::backends::postgres) async fn call(
         &self,
-        call: Call,
+        statement: Statement,
         parameters: &[Parameter<'_>],
     ) -> Result<Vec<Row>, Failure> {
         let answer = timeout(CALL_LIMIT, async {
             let was_explicit = self.explicit_transaction.load(Ordering::SeqCst);
-            match self.call_once(call, parameters).await {
+            match self.call_once(statement, parameters).await {
                 // The session's defaults changed since they were read.
                 Err(error) if needs_explicit_transaction(&error) && !was_explicit => {
                     self.explicit_transaction.store(true, Ordering::SeqCst);
-                    self.call_once(call, parameters).await
+                    self.call_once(statement, parameters).await
                 }
                 answer => answer,
             }
@@ -60,35 +57,37 @@ impl Connection {
         self.check_answer(answer.await.ok(), CALL_LIMIT)
     }
 
-    async fn call_once(&self, call: Call, parameters: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
-        let text = self.connector.text(call);
+    async fn call_once(&self, statement: Statement, parameters: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
+        let text = self.connector.text(statement);
         let values: Vec<&(dyn ToSql + Sync)> = parameters.iter().map(|(value, _)| *value).collect();
         let plain = async {
             // Preparing costs a round trip, so prepare on the second use.
-            if self.connector.is_transaction_pooled() || !self.used_once[call as usize].swap(true, Ordering::Relaxed) {
+            if self.connector.is_transaction_pooled()
+                || !self.used_once[statement as usize].swap(true, Ordering::Relaxed)
+            {
                 return self.client.query_typed(text, parameters).await;
             }
             let types: Vec<Type> = parameters.iter().map(|(_, kind)| kind.clone()).collect();
             let prepare = || self.client.prepare_typed(text, &types);
-            let statement = self.prepared[call as usize].get_or_try_init(prepare).await?;
-            self.client.query(statement, &values).await
+            let prepared = self.prepared[statement as usize].get_or_try_init(prepare).await?;
+            self.client.query(prepared, &values).await
         };
-        if !self.explicit_transaction.load(Ordering::SeqCst) || matches!(call, Call::Vacuum) {
+        if !self.explicit_transaction.load(Ordering::SeqCst) || matches!(statement, Statement::Vacuum) {
             return plain.await;
         }
-        self.in_transaction(call, parameters).await
+        self.in_transaction(statement, parameters).await
     }
 
-    /// Runs the call in an explicit READ COMMITTED READ WRITE transaction.
+    /// Runs the statement in an explicit READ COMMITTED READ WRITE transaction.
     ///
-    /// The first poll sends all three statements, so no transaction stays open if the caller leaves. `sending` keeps
-    /// statements of others out of it.
-    async fn in_transaction(&self, call: Call, parameters: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
+    /// The first poll sends `begin`, the statement and `commit`, so no transaction stays open if the caller leaves.
+    /// Only this poll holds `sending`, which keeps statements of others out of the transaction.
+    async fn in_transaction(&self, statement: Statement, parameters: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
         let mut sending = pin!(async {
             tokio::join!(
                 biased;
                 self.client.batch_execute("begin isolation level read committed read write"),
-                self.client.query_typed(self.connector.text(call), parameters),
+                self.client.query_typed(self.connector.text(statement), parameters),
                 self.client.batch_execute("commit"),
             )
         });
@@ -104,23 +103,27 @@ impl Connection {
         Ok(rows)
     }
 
-    /// Runs statements that take no parameters.
+    /// Runs statements that take no parameters, within `CALL_LIMIT`.
     pub(in crate::backends::postgres) async fn execute(&self, text: &str) -> Result<(), Failure> {
-        self.check_answer(timeout(CALL_LIMIT, self.client.batch_execute(text)).await.ok(), CALL_LIMIT)
+        self.execute_within(text, CALL_LIMIT).await
     }
 
-    /// Runs statements with `INSTALL_LIMIT`.
-    pub(in crate::backends::postgres) async fn install(&self, text: &str) -> Result<(), Failure> {
-        self.check_answer(timeout(INSTALL_LIMIT, self.client.batch_execute(text)).await.ok(), INSTALL_LIMIT)
+    /// Runs statements that take no parameters, within a limit.
+    pub(in crate::backends::postgres) async fn execute_within(
+        &self,
+        text: &str,
+        limit: Duration,
+    ) -> Result<(), Failure> {
+        self.check_answer(timeout(limit, self.client.batch_execute(text)).await.ok(), limit)
     }
 
     fn check_answer<T>(&self, answer: Option<Result<T, Error>>, limit: Duration) -> Result<T, Failure> {
-        let Connector { place, allow, .. } = &*self.connector;
+        let Connector { address, allow, .. } = &*self.connector;
         if let Some(answer) = answer {
-            return answer.map_err(|error| Failure::calling(place, allow, &error));
+            return answer.map_err(|error| Failure::calling(address, allow, &error));
         }
         self.cancel();
-        Err(Failure::new(Kind::Unanswered, format!("postgres at {place} did not answer within {limit:?}")))
+        Err(Failure::new(FailureKind::Unanswered, format!("postgres at {address} did not answer within {limit:?}")))
     }
 
     /// Asks the server to cancel the running statement, so that it does not take effect after its caller gave up.
@@ -134,5 +137,5 @@ impl Connection {
 
 /// Whether the session's default isolation or read-only mode is in the way.
 fn needs_explicit_transaction(error: &Error) -> bool {
-    error.code().is_some_and(|code| *code == SqlState::READ_ONLY_SQL_TRANSACTION || code.code() == "LH001")
+    error.code().is_some_and(|code| *code == SqlState::READ_ONLY_SQL_TRANSACTION || code.code() == WRONG_ISOLATION)
 }

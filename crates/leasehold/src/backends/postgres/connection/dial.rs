@@ -62,32 +62,32 @@ impl AsyncWrite for Socket {
     }
 }
 
-type Wrapped = <MakeRustlsConnect as MakeTlsConnect<Socket>>::TlsConnect;
+type TlsStream = <<MakeRustlsConnect as MakeTlsConnect<Socket>>::TlsConnect as TlsConnect<Socket>>::Stream;
 
 /// A client, its driver, and its socket.
-pub(super) struct Dialled {
+pub(super) struct OpenConnection {
     pub(super) client: Client,
-    pub(super) driver: tokio_postgres::Connection<Socket, <Wrapped as TlsConnect<Socket>>::Stream>,
+    pub(super) driver: tokio_postgres::Connection<Socket, TlsStream>,
     pub(super) socket: OwnedFd,
 }
 
-/// One place the URL names.
+/// The address of one of the servers in the URL.
 #[derive(Clone, Debug)]
-pub(super) struct Target {
+pub(super) struct ServerAddress {
     /// What its certificate must name; empty for a socket in the file system.
     name: String,
-    at: At,
+    endpoint: Endpoint,
 }
 
 #[derive(Clone, Debug)]
-enum At {
+enum Endpoint {
     Name(String, u16),
     Address(IpAddr, u16),
     Path(PathBuf),
 }
 
-/// Where the server may be, in the order the URL says.
-pub(super) fn targets(config: &Config) -> Vec<Target> {
+/// The addresses of the servers, in the order of the URL.
+pub(super) fn server_addresses(config: &Config) -> Vec<ServerAddress> {
     let (hosts, addresses, ports) = (config.get_hosts(), config.get_hostaddrs(), config.get_ports());
     (0..hosts.len().max(addresses.len()))
         .map(|index| {
@@ -96,36 +96,36 @@ pub(super) fn targets(config: &Config) -> Vec<Target> {
                 Some(Host::Tcp(name)) => name.clone(),
                 _ => String::new(),
             };
-            let at = match (addresses.get(index), hosts.get(index)) {
-                (Some(address), _) => At::Address(*address, port),
-                (None, Some(Host::Unix(folder))) => At::Path(folder.join(format!(".s.PGSQL.{port}"))),
-                (None, _) => At::Name(name.clone(), port),
+            let endpoint = match (addresses.get(index), hosts.get(index)) {
+                (Some(address), _) => Endpoint::Address(*address, port),
+                (None, Some(Host::Unix(folder))) => Endpoint::Path(folder.join(format!(".s.PGSQL.{port}"))),
+                (None, _) => Endpoint::Name(name.clone(), port),
             };
-            Target { name, at }
+            ServerAddress { name, endpoint }
         })
         .collect()
 }
 
-/// Connects to one place within a limit. Outer error: socket; inner error: server.
+/// Connects to one server within a limit. Outer error: socket; inner error: server.
 pub(super) async fn dial(
     config: &Config,
     tls: &MakeRustlsConnect,
-    target: &Target,
+    server: &ServerAddress,
     limit: Duration,
-) -> Result<Result<Dialled, tokio_postgres::Error>, io::Error> {
+) -> Result<Result<OpenConnection, tokio_postgres::Error>, io::Error> {
     timeout(limit, async {
-        let (stream, socket): (Socket, OwnedFd) = match &target.at {
-            At::Name(name, port) => over_tcp(TcpStream::connect((name.as_str(), *port)).await?)?,
-            At::Address(address, port) => over_tcp(TcpStream::connect((*address, *port)).await?)?,
-            At::Path(path) => {
+        let (stream, socket): (Socket, OwnedFd) = match &server.endpoint {
+            Endpoint::Name(name, port) => over_tcp(TcpStream::connect((name.as_str(), *port)).await?)?,
+            Endpoint::Address(address, port) => over_tcp(TcpStream::connect((*address, *port)).await?)?,
+            Endpoint::Path(path) => {
                 let stream = UnixStream::connect(path).await?;
                 let socket = stream.as_fd().try_clone_to_owned()?;
                 (Socket::Unix(stream), socket)
             }
         };
-        let wrapped = MakeTlsConnect::<Socket>::make_tls_connect(&mut tls.clone(), &target.name);
-        let wrapped = wrapped.map_err(io::Error::other)?;
-        Ok(config.connect_raw(stream, wrapped).await.map(|(client, driver)| Dialled { client, driver, socket }))
+        let tls = MakeTlsConnect::<Socket>::make_tls_connect(&mut tls.clone(), &server.name);
+        let tls = tls.map_err(io::Error::other)?;
+        Ok(config.connect_raw(stream, tls).await.map(|(client, driver)| OpenConnection { client, driver, socket }))
     })
     .await
     .unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}"))))

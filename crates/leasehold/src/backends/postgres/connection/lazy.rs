@@ -12,8 +12,8 @@ use super::{Connection, Connector, Parameter};
 use crate::{
     Result,
     backends::postgres::{
-        calls::Call,
-        errors::{Failure, Kind},
+        errors::{Failure, FailureKind},
+        statements::Statement,
     },
     lease::Incarnation,
 };
@@ -47,16 +47,16 @@ impl LazyConnection {
         Ok(new)
     }
 
-    /// Sends the call, reconnecting first if needed.
+    /// Sends the statement, reconnecting first if needed.
     pub(in crate::backends::postgres) async fn call(
         &self,
-        call: Call,
+        statement: Statement,
         parameters: &[Parameter<'_>],
     ) -> Result<Reply, Failure> {
-        Reply::from(&*self.get().await?, call, parameters).await
+        Reply::from(&*self.get().await?, statement, parameters).await
     }
 
-    /// Closes the connection if it was unused since the last call of this.
+    /// Closes the connection if it was unused since the previous `close_unused`.
     pub(in crate::backends::postgres) async fn close_unused(&self) {
         if !self.used.swap(false, Ordering::SeqCst) {
             *self.connection.lock().await = None;
@@ -72,15 +72,15 @@ pub(in crate::backends::postgres) struct Reply {
 }
 
 impl Reply {
-    /// Sends the call. Closes the connection if it is not answered, so that a late reply cannot be matched to another
-    /// call.
+    /// Sends the statement. Closes the connection if it is not answered, so that a late reply cannot be matched to
+    /// another statement.
     pub(in crate::backends::postgres) async fn from(
         connection: &Connection,
-        call: Call,
+        statement: Statement,
         parameters: &[Parameter<'_>],
     ) -> Result<Self, Failure> {
-        let answer = connection.call(call, parameters).await;
-        if matches!(&answer, Err(failure) if failure.kind == Kind::Unanswered) {
+        let answer = connection.call(statement, parameters).await;
+        if matches!(&answer, Err(failure) if failure.kind == FailureKind::Unanswered) {
             connection.close();
         }
         Ok(Self { rows: answer?, incarnation: connection.server_info.incarnation })

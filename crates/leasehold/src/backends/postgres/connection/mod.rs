@@ -22,7 +22,7 @@ use tokio::{
     time::timeout,
 };
 use tokio_postgres::{
-    AsyncMessage, Client, Config, Notification, Statement,
+    AsyncMessage, Client, Config, Notification,
     types::{ToSql, Type},
 };
 use uuid::Uuid;
@@ -33,10 +33,10 @@ pub(super) use self::{
     tls::Tls,
 };
 use super::{
-    calls::{self, Call},
     decode,
-    errors::{Failure, Kind},
+    errors::{Failure, FailureKind},
     options::{LivenessOption, Pooler, PostgresOptions},
+    statements::{self, Statement},
 };
 use crate::{Result, lease::Incarnation};
 
@@ -46,11 +46,12 @@ pub(super) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 /// The stream of notifications of a connection.
 pub(super) type Notifications = mpsc::UnboundedReceiver<Notification>;
 
-/// What it takes to connect.
+/// The settings that all connections share.
 #[derive(Debug)]
 pub(super) struct Connector {
     pub(super) options: PostgresOptions,
-    pub(super) place: String,
+    /// Where the server is, in words that hold no secret.
+    pub(super) address: String,
     /// The statement that gives this role the rights, which the schema's owner runs.
     allow: String,
     pub(super) runtime: Handle,
@@ -77,11 +78,11 @@ pub(super) struct ServerInfo {
 pub(super) struct Connection {
     client: Client,
     connector: Arc<Connector>,
-    /// Whether each call was sent before.
+    /// Whether each statement was sent before.
     used_once: Vec<AtomicBool>,
-    prepared: Vec<OnceCell<Statement>>,
+    prepared: Vec<OnceCell<tokio_postgres::Statement>>,
     driver: AbortHandle,
-    /// Whether each call is sent in an explicit transaction.
+    /// Whether each statement is sent in an explicit transaction.
     explicit_transaction: AtomicBool,
     /// Locked while the statements of a transaction are sent, so that no other thread sends between them.
     sending: Mutex<()>,
@@ -100,15 +101,15 @@ struct RawConnection {
 impl Connector {
     pub(super) fn new(options: PostgresOptions) -> Result<Arc<Self>> {
         let transaction_pooled = OnceLock::new();
-        if let Some(said) = options.pooler.transaction_pooled() {
-            transaction_pooled.get_or_init(|| said);
+        if let Some(configured) = options.pooler.transaction_pooled() {
+            transaction_pooled.get_or_init(|| configured);
         }
         Ok(Arc::new(Self {
-            place: options.place(),
+            address: options.address(),
             allow: options.allow_statement(),
             tls: options.tls()?,
             runtime: Handle::current(),
-            texts: calls::texts(&options.schema),
+            texts: statements::texts(&options.schema),
             transaction_pooled,
             options,
         }))
@@ -136,7 +137,7 @@ impl Connector {
     ) -> Result<Connection, Failure> {
         let limit = self.options.connect_limit;
         let connected = timeout(limit, self.connect_unlimited(listener)).await;
-        connected.unwrap_or_else(|_| Err(Failure::too_slow(&self.place, limit)))
+        connected.unwrap_or_else(|_| Err(Failure::too_slow(&self.address, limit)))
     }
 
     async fn connect_unlimited(
@@ -146,9 +147,9 @@ impl Connector {
         let marker = (self.options.pooler == Pooler::Auto && self.transaction_pooled.get() != Some(&true))
             .then(|| Uuid::new_v4().simple().to_string());
         let config = self.options.current_config().map_err(|error| Failure::from_error(&error))?;
-        let raw = match self.connect_raw(&self.marked(config.clone(), marker.as_deref()), listener.clone()).await {
+        let raw = match self.connect_raw(&self.with_marker(config.clone(), marker.as_deref()), listener.clone()).await {
             // Poolers reject unknown startup options: retry without the marker.
-            Err(failure) if marker.is_some() && failure.kind == Kind::StartupRejected => {
+            Err(failure) if marker.is_some() && failure.kind == FailureKind::StartupRejected => {
                 self.connect_raw(&config, listener).await?
             }
             raw => raw?,
@@ -156,15 +157,16 @@ impl Connector {
         let server_info = self.read_server_info(&raw.client).await?;
         if server_info.in_recovery {
             return Err(Failure::new(
-                Kind::Unavailable,
-                format!("postgres at {} is a standby, which cannot grant; connect to the primary", self.place),
+                FailureKind::Unavailable,
+                format!("postgres at {} is a standby, which cannot grant; connect to the primary", self.address),
             ));
         }
         if self.options.pooler == Pooler::Auto {
             let transaction_pooled = marker.is_none() || server_info.marker != marker;
             if *self.transaction_pooled.get_or_init(|| transaction_pooled) != transaction_pooled && transaction_pooled {
-                let message = format!("there is a pooler at {} where there was none before; say ?pooler=", self.place);
-                return Err(Failure::new(Kind::Unavailable, message));
+                let message =
+                    format!("there is a pooler at {} where there was none before; say ?pooler=", self.address);
+                return Err(Failure::new(FailureKind::Unavailable, message));
             }
         }
         Ok(Connection {
@@ -181,7 +183,7 @@ impl Connector {
     }
 
     /// Adds startup options, which a pooled session never receives.
-    fn marked(&self, mut config: Config, marker: Option<&str>) -> Config {
+    fn with_marker(&self, mut config: Config, marker: Option<&str>) -> Config {
         let mut own = String::new();
         if let Some(marker) = marker {
             own.push_str(" -c leasehold_client.connection=");
@@ -230,37 +232,37 @@ impl Connector {
         task.abort_handle()
     }
 
-    /// The first server of those the URL names that is no standby.
+    /// Connects to the first listed server that is not a standby.
     async fn connect_by_own_socket(
         &self,
         config: &Config,
         listener: Option<mpsc::UnboundedSender<Notification>>,
     ) -> Result<RawConnection, Failure> {
-        let targets = dial::targets(config);
-        let limit = self.options.connect_limit / u32::try_from(targets.len()).unwrap_or(1).max(1);
-        let mut failure = Failure::new(Kind::Unavailable, format!("{} names no server", self.place));
-        for (index, target) in targets.iter().enumerate() {
-            let dialled = match dial::dial(config, &self.tls.0, target, limit).await {
-                Ok(Ok(dialled)) => dialled,
+        let servers = dial::server_addresses(config);
+        let limit = self.options.connect_limit / u32::try_from(servers.len()).unwrap_or(1).max(1);
+        let mut failure = Failure::new(FailureKind::Unavailable, format!("{} names no server", self.address));
+        for (index, server) in servers.iter().enumerate() {
+            let opened = match dial::dial(config, &self.tls.0, server, limit).await {
+                Ok(Ok(opened)) => opened,
                 Ok(Err(error)) => {
                     failure = self.cannot_connect(&error);
                     continue;
                 }
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                    failure = Failure::too_slow(&self.place, limit);
+                    failure = Failure::too_slow(&self.address, limit);
                     continue;
                 }
                 Err(error) => {
-                    let message = format!("cannot connect to postgres at {}: {error}", self.place);
-                    failure = Failure::new(Kind::Unavailable, message);
+                    let message = format!("cannot connect to postgres at {}: {error}", self.address);
+                    failure = Failure::new(FailureKind::Unavailable, message);
                     continue;
                 }
             };
-            let driver = self.drive(dialled.driver, listener.clone());
-            let last = index + 1 == targets.len();
-            match self.read_server_info(&dialled.client).await {
+            let driver = self.drive(opened.driver, listener.clone());
+            let last = index + 1 == servers.len();
+            match self.read_server_info(&opened.client).await {
                 Ok(server_info) if last || !server_info.in_recovery => {
-                    return Ok(RawConnection { client: dialled.client, driver, socket: Some(dialled.socket) });
+                    return Ok(RawConnection { client: opened.client, driver, socket: Some(opened.socket) });
                 }
                 Ok(_) => {}
                 Err(error) => failure = error,
@@ -271,17 +273,17 @@ impl Connector {
 
     async fn read_server_info(&self, client: &Client) -> Result<ServerInfo, Failure> {
         client
-            .query_typed(self.text(Call::ServerInfo), &[])
+            .query_typed(self.text(Statement::ServerInfo), &[])
             .await
             .map_err(|error| self.cannot_connect(&error))
             .and_then(|rows| decode::server_info(&rows))
     }
 
     fn cannot_connect(&self, error: &tokio_postgres::Error) -> Failure {
-        Failure::connecting(&self.place, &self.allow, error)
+        Failure::connecting(&self.address, &self.allow, error)
     }
 
-    fn text(&self, call: Call) -> &str {
-        &self.texts[call as usize]
+    fn text(&self, statement: Statement) -> &str {
+        &self.texts[statement as usize]
     }
 }

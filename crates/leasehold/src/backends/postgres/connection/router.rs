@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use super::{Connection, Connector, LazyConnection, Parameter, Reply};
 use crate::{
     Result,
-    backends::postgres::{calls::Call, errors::Failure, liveness::Listener, options::LivenessOption},
+    backends::postgres::{errors::Failure, liveness::Listener, options::LivenessOption, statements::Statement},
     lease::{LeaseId, Moment, Standing, Ttl},
 };
 
@@ -16,7 +16,7 @@ use crate::{
 pub(in crate::backends::postgres) struct ConnectionRouter {
     pub(in crate::backends::postgres) connector: Arc<Connector>,
     listener: Option<Arc<Listener>>,
-    /// The main connection where the listening one cannot be: there is none, or leases are bound to its session.
+    /// The main connection if the listening one cannot be used: there is none, or leases are bound to its session.
     separate_main: LazyConnection,
     /// For calls that may wait for a lock.
     blocking: LazyConnection,
@@ -51,61 +51,61 @@ impl ConnectionRouter {
         }
     }
 
-    /// The main connection, if this instance has no live lease other than `about`: a call that is blocked or slow would
-    /// delay its grant and its renewals.
+    /// The main connection, if this instance has no live lease that is not in `exempt`: a call that is blocked or slow
+    /// would delay the grants and renewals of the others.
     pub(in crate::backends::postgres) async fn main_if_only(
         &self,
-        about: &[LeaseId],
+        exempt: &[LeaseId],
     ) -> Option<Result<Arc<Connection>, Failure>> {
         let now = self.connector.options.clock.now();
-        let free = self.live.lock().iter().all(|(id, until)| *until <= now || about.contains(id));
+        let free = self.live.lock().iter().all(|(id, until)| *until <= now || exempt.contains(id));
         if free { Some(self.main().await) } else { None }
     }
 
     /// Sends a call that never blocks.
     pub(in crate::backends::postgres) async fn call(
         &self,
-        call: Call,
+        statement: Statement,
         parameters: &[Parameter<'_>],
     ) -> Result<Reply, Failure> {
-        Reply::from(&*self.main().await?, call, parameters).await
+        Reply::from(&*self.main().await?, statement, parameters).await
     }
 
-    /// Sends a call that may wait for a lock, and that delays no lease but `about`.
+    /// Sends a call that may wait for a lock; it may delay the leases in `exempt`, and no others.
     pub(in crate::backends::postgres) async fn call_blocking(
         &self,
-        about: &[LeaseId],
-        call: Call,
+        exempt: &[LeaseId],
+        statement: Statement,
         parameters: &[Parameter<'_>],
     ) -> Result<Reply, Failure> {
-        self.call_by(&self.blocking, about, call, parameters).await
+        self.call_by(&self.blocking, exempt, statement, parameters).await
     }
 
     /// Sends a call that may take long.
     pub(in crate::backends::postgres) async fn call_slow(
         &self,
-        call: Call,
+        statement: Statement,
         parameters: &[Parameter<'_>],
     ) -> Result<Reply, Failure> {
-        self.call_by(&self.slow, &[], call, parameters).await
+        self.call_by(&self.slow, &[], statement, parameters).await
     }
 
     async fn call_by(
         &self,
         other: &LazyConnection,
-        about: &[LeaseId],
-        call: Call,
+        exempt: &[LeaseId],
+        statement: Statement,
         parameters: &[Parameter<'_>],
     ) -> Result<Reply, Failure> {
-        match self.main_if_only(about).await {
-            Some(main) => Reply::from(&*main?, call, parameters).await,
-            None => other.call(call, parameters).await,
+        match self.main_if_only(exempt).await {
+            Some(main) => Reply::from(&*main?, statement, parameters).await,
+            None => other.call(statement, parameters).await,
         }
     }
 
-    /// Records whether this instance holds the lease or waits for it. Waiters are renewed too, so a grant by push needs no
-    /// record of its own.
-    pub(in crate::backends::postgres) fn note(&self, id: LeaseId, standing: &Standing, ttl: Ttl) {
+    /// Records whether this instance holds the lease or waits for it. Waiters are renewed too, so a grant by push needs
+    /// no record of its own.
+    pub(in crate::backends::postgres) fn record_standing(&self, id: LeaseId, standing: &Standing, ttl: Ttl) {
         match standing {
             Standing::Holding(_) | Standing::Waiting(_) => {
                 let until = self.connector.options.clock.now().after(ttl.get());
@@ -116,12 +116,12 @@ impl ConnectionRouter {
         }
     }
 
-    /// This instance neither holds the lease nor waits for it.
+    /// Records that this instance neither holds the lease nor waits for it.
     pub(in crate::backends::postgres) fn forget(&self, id: LeaseId) {
         self.live.lock().remove(&id);
     }
 
-    /// Closes connections unused since the last call of this, and forgets leases that ended without an answer.
+    /// Closes connections unused since the previous `close_unused`, and forgets leases that ended without an answer.
     pub(in crate::backends::postgres) async fn close_unused(&self) {
         let now = self.connector.options.clock.now();
         self.live.lock().retain(|_, until| *until > now);

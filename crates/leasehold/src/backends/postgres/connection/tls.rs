@@ -18,7 +18,7 @@ use crate::{
     backends::postgres::options::{Certificate, Trust},
 };
 
-/// What wraps connections to a server that offers encryption.
+/// The TLS connector.
 #[derive(Clone)]
 pub(in crate::backends::postgres) struct Tls(pub(super) MakeRustlsConnect);
 
@@ -77,7 +77,7 @@ fn roots(file: Option<&Path>) -> Result<RootCertStore> {
     Ok(roots)
 }
 
-/// Takes every certificate: `sslmode=prefer` hides passwords from listeners and promises no more.
+/// Accepts any certificate: `sslmode=prefer` protects only against passive eavesdropping.
 #[derive(Debug)]
 struct AcceptAny(Arc<CryptoProvider>);
 

@@ -18,7 +18,8 @@ const ROW: &str = r#"select $1::"char" as verdict, $2::"char" as mode, $3::int4 
     $14::int8 as ttl_us, $15::text as name, $16::text as holder, $17::text as ending, $18::text as note,
     $19::text[] as hints, $20::json as holders, $21::json as metadata, $13::int8 as ask_again_us,
     $12::int8 as held_us, $11::int8 as ended_us, $10::int8 as skips, $13::int8 as last_skip_us,
-    $13::int8 as last_success_us, $16::text as held_by, $18::text as problem, $18::text as details, true as waits"#;
+    $13::int8 as last_success_us, $16::text as held_by, $18::text as problem, $18::text as details, true as waits,
+    true as behind_session"#;
 
 fn text() -> impl Strategy<Value = String> {
     prop_oneof![3 => "[a-z-]{1,12}", 1 => "[^\0]{0,40}"]

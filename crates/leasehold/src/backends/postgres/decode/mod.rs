@@ -17,8 +17,8 @@ pub(super) use self::records::{ended, leases, run};
 use super::{
     connection::ServerInfo,
     encode::mode_code,
-    errors::{Failure, Kind},
-    schema::Found,
+    errors::{Failure, FailureKind},
+    schema::InstalledVersion,
 };
 use crate::{
     Result,
@@ -31,7 +31,7 @@ use crate::{
 
 /// A row of `leasehold.answer`.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct AnswerRow {
     /// The index of the element of the call that this row answers.
     pub(super) index: usize,
     /// An error if this library does not understand it; that concerns no other element.
@@ -49,7 +49,7 @@ pub(super) enum Verdict {
     },
     Busy(Busy),
     WrongShape(Shape),
-    /// No such lease or fence; those that hold.
+    /// Nothing has this id or fence; for an eviction, the current fences.
     Nothing(Vec<Fence>),
     Freed,
     LeftQueue,
@@ -99,8 +99,9 @@ impl Verdict {
     }
 }
 
+/// A holder as the functions list it.
 #[derive(Debug, Deserialize)]
-struct Holding {
+struct HolderJson {
     holder: Holder,
     note: Option<String>,
     mode: Option<Mode>,
@@ -109,15 +110,19 @@ struct Holding {
     held_us: u64,
 }
 
-pub(super) fn answer(row: &Row) -> Result<Answer, Failure> {
+pub(super) fn answer(row: &Row) -> Result<AnswerRow, Failure> {
     let lines = get::<Option<Vec<String>>>(row, "hints")?.unwrap_or_default();
     let at = get::<Option<i32>>(row, "at")?.unwrap_or(1);
-    Ok(Answer { index: index(at)?, verdict: verdict(row), hints: lines.iter().filter_map(|line| hint(line)).collect() })
+    Ok(AnswerRow {
+        index: index(at)?,
+        verdict: verdict(row),
+        hints: lines.iter().filter_map(|line| hint(line)).collect(),
+    })
 }
 
 fn verdict(row: &Row) -> Result<Verdict, Failure> {
-    let holders = || -> Result<Vec<Holding>, Failure> {
-        Ok(get::<Option<Json<Vec<Holding>>>>(row, "holders")?.map(|Json(holders)| holders).unwrap_or_default())
+    let holders = || -> Result<Vec<HolderJson>, Failure> {
+        Ok(get::<Option<Json<Vec<HolderJson>>>>(row, "holders")?.map(|Json(holders)| holders).unwrap_or_default())
     };
     Ok(match letter(get(row, "verdict")?) {
         'g' => Verdict::Holding(grant(row)?),
@@ -127,7 +132,7 @@ fn verdict(row: &Row) -> Result<Verdict, Failure> {
                 last_fence: fence(get(row, "fence")?),
                 ask_again_in: get::<Option<i64>>(row, "ask_again_us")?.map(length),
             },
-            behind_session: get::<Option<i32>>(row, "waiting")? == Some(1),
+            behind_session: get::<Option<bool>>(row, "behind_session")?.unwrap_or_default(),
         },
         'b' => Verdict::Busy(Busy {
             holders: match get::<Option<&str>>(row, "holder")? {
@@ -156,15 +161,15 @@ fn index(at: i32) -> Result<usize, Failure> {
     at.checked_sub(1).and_then(|at| usize::try_from(at).ok()).ok_or_else(|| unexpected("an answer to nothing"))
 }
 
-/// A row of `renew_many`: which element, and how it holds; without a fence it does not any more.
-pub(super) fn renewed(row: &Row) -> Result<Answer, Failure> {
+/// A row of `renew_many`: which element, and how it holds; the fence is null if the lease is gone.
+pub(super) fn renewed(row: &Row) -> Result<AnswerRow, Failure> {
     let at: i32 = get(row, "at")?;
     let index = index(at)?;
     let verdict = match get::<Option<i64>>(row, "fence")? {
         Some(_) => grant(row).map(Verdict::Holding),
         None => Ok(Verdict::Nothing(Vec::new())),
     };
-    Ok(Answer { index, verdict, hints: Vec::new() })
+    Ok(AnswerRow { index, verdict, hints: Vec::new() })
 }
 
 /// A row of `settle_dead`.
@@ -199,7 +204,7 @@ fn only_holder(row: &Row) -> Result<HeldBy, Failure> {
     })
 }
 
-fn held_by(holding: Holding) -> HeldBy {
+fn held_by(holding: HolderJson) -> HeldBy {
     HeldBy {
         holder: holding.holder,
         note: holding.note,
@@ -241,9 +246,9 @@ pub(super) fn server_info(rows: &[Row]) -> Result<ServerInfo, Failure> {
     })
 }
 
-pub(super) fn found(rows: &[Row]) -> Result<Found, Failure> {
+pub(super) fn installed_version(rows: &[Row]) -> Result<InstalledVersion, Failure> {
     let row = rows.first().ok_or_else(|| unexpected("no version"))?;
-    Ok(Found {
+    Ok(InstalledVersion {
         version: get(row, "version")?,
         usable_since: get(row, "usable_since")?,
         unlogged: get(row, "unlogged")?,
@@ -307,5 +312,5 @@ fn by_index<'a, T: FromSql<'a>>(row: &'a Row, column: usize) -> Result<T, Failur
 
 fn unexpected(what: impl Into<String>) -> Failure {
     let what = what.into();
-    Failure::new(Kind::Unanswered, format!("postgres answered what this library does not understand: {what}"))
+    Failure::new(FailureKind::Unanswered, format!("postgres answered what this library does not understand: {what}"))
 }

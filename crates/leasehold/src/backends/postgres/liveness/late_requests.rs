@@ -10,12 +10,12 @@ use parking_lot::Mutex;
 use tokio::time::sleep;
 
 use crate::{
-    backends::postgres::ops::Ops,
+    backends::postgres::ops::WorkerPool,
     clock::Clock,
     lease::{LeaseId, LeaseKey, Moment, Outcome, Released},
 };
 
-/// The kernel may send leftover data for a minute or two; stop after this.
+/// When to stop: TCP may deliver data of a broken connection for minutes.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(300);
 
 /// How often an unwanted request is released again.
@@ -25,43 +25,43 @@ const RELEASE_EVERY: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(in crate::backends::postgres) struct LateRequests {
     clock: Arc<dyn Clock>,
-    given_up: Mutex<HashMap<LeaseId, GivenUp>>,
+    abandoned: Mutex<HashMap<LeaseId, AbandonedRequest>>,
 }
 
 #[derive(Debug)]
-struct GivenUp {
+struct AbandonedRequest {
     key: LeaseKey,
     until: Moment,
-    /// Nobody wants it any more.
+    /// Whether its lease was released, so that nobody wants it any more.
     released: bool,
 }
 
 impl LateRequests {
     pub(in crate::backends::postgres) fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
-        Arc::new(Self { clock, given_up: Mutex::default() })
+        Arc::new(Self { clock, abandoned: Mutex::default() })
     }
 
-    /// A request begins; it counts as given up unless [`answered`](InFlight::answered) is called.
+    /// A request begins; it counts as abandoned unless [`mark_answered`](InFlight::mark_answered) is called.
     pub(in crate::backends::postgres) fn in_flight<'a>(&'a self, key: &'a LeaseKey) -> InFlight<'a> {
         InFlight { late: self, key, answered: false }
     }
 
-    /// Nobody wants this lease any more.
-    pub(in crate::backends::postgres) fn released(&self, key: &LeaseKey) {
-        if let Some(given_up) = self.given_up.lock().get_mut(&key.id) {
-            given_up.released = true;
-            given_up.until = self.clock.now().after(GIVE_UP_AFTER);
+    /// Nobody wants this lease any more: if its request was abandoned, releases it again and again for a while.
+    pub(in crate::backends::postgres) fn release_repeatedly(&self, key: &LeaseKey) {
+        if let Some(request) = self.abandoned.lock().get_mut(&key.id) {
+            request.released = true;
+            request.until = self.clock.now().after(GIVE_UP_AFTER);
         }
     }
 
-    /// Releases unwanted requests again and again, in case they were executed late.
-    pub(in crate::backends::postgres) async fn release_late(self: Arc<Self>, ops: Arc<Ops>) {
+    /// Releases the leases of unwanted requests again and again, in case the requests were executed late.
+    pub(in crate::backends::postgres) async fn release_late(self: Arc<Self>, workers: Arc<WorkerPool>) {
         loop {
             sleep(RELEASE_EVERY).await;
             for key in self.unwanted() {
-                match ops.release(&key, &Outcome::Cancelled).await.map(|answer| answer.value) {
+                match workers.release(&key, &Outcome::Cancelled).await.map(|answer| answer.value) {
                     Ok(Released::Freed | Released::LeftQueue) => {
-                        tracing::warn!(resource = %key.resource, "a request that was given up was carried out late; released");
+                        tracing::warn!(resource = %key.resource, "an abandoned request was carried out late; released");
                     }
                     Ok(Released::Gone | Released::Shared) => {}
                     Err(failure) => tracing::debug!(%failure, "could not release what may come late"),
@@ -72,9 +72,9 @@ impl LateRequests {
 
     fn unwanted(&self) -> Vec<LeaseKey> {
         let now = self.clock.now();
-        let mut given_up = self.given_up.lock();
-        given_up.retain(|_, given_up| given_up.until > now);
-        given_up.values().filter(|given_up| given_up.released).map(|given_up| given_up.key.clone()).collect()
+        let mut abandoned = self.abandoned.lock();
+        abandoned.retain(|_, request| request.until > now);
+        abandoned.values().filter(|request| request.released).map(|request| request.key.clone()).collect()
     }
 }
 
@@ -88,7 +88,7 @@ pub(in crate::backends::postgres) struct InFlight<'a> {
 
 impl InFlight<'_> {
     /// It was carried out, or certainly never will be.
-    pub(in crate::backends::postgres) fn answered(mut self) {
+    pub(in crate::backends::postgres) fn mark_answered(mut self) {
         self.answered = true;
     }
 }
@@ -97,8 +97,8 @@ impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         if !self.answered {
             let until = self.late.clock.now().after(GIVE_UP_AFTER);
-            let given_up = GivenUp { key: self.key.clone(), until, released: false };
-            self.late.given_up.lock().insert(self.key.id, given_up);
+            let request = AbandonedRequest { key: self.key.clone(), until, released: false };
+            self.late.abandoned.lock().insert(self.key.id, request);
         }
     }
 }
@@ -113,18 +113,18 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_up_is_released_once_nobody_wants_it_and_forgotten_when_it_cannot_come_any_more() {
+    fn what_was_abandoned_is_released_once_nobody_wants_it_and_forgotten_when_it_cannot_come_any_more() {
         let clock = Arc::new(ManualClock::new());
         let late = LateRequests::new(Arc::<ManualClock>::clone(&clock));
         let (answered, wanted, unwanted) = (key(), key(), key());
-        late.in_flight(&answered).answered();
+        late.in_flight(&answered).mark_answered();
         drop((late.in_flight(&wanted), late.in_flight(&unwanted)));
         for key in [&answered, &unwanted] {
-            late.released(key);
+            late.release_repeatedly(key);
         }
         assert_eq!(late.unwanted(), [unwanted]);
         clock.advance(GIVE_UP_AFTER);
         assert_eq!(late.unwanted(), []);
-        assert!(late.given_up.lock().is_empty(), "a process that lives long does not gather them");
+        assert!(late.abandoned.lock().is_empty(), "a process that lives long does not gather them");
     }
 }

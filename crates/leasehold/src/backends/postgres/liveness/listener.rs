@@ -1,5 +1,5 @@
-//! The connection that listens: grants and evictions for this instance, events for
-//! followers, and the session that leases are bound to with `liveness=connection`.
+//! The connection that listens: grants and evictions for this instance, events for those
+//! who watch, and the session that leases are bound to with `liveness=connection`.
 
 use std::{
     os::fd::OwnedFd,
@@ -22,32 +22,32 @@ use crate::{
     backend::{Belief, EventHub, EventStream, Hint, HintSender, Session},
     backends::postgres::{
         SILENCE_LIMIT,
-        calls::Call,
         connection::{Connection, Connector, Notifications},
         decode,
-        errors::{Failure, Kind},
+        errors::{Failure, FailureKind},
         options::LivenessOption,
+        statements::Statement,
     },
     lease::Names,
 };
 
-/// Re-register this often (a registration lasts 60 s).
-const FOLLOW_AGAIN: Duration = Duration::from_secs(20);
+/// How often to register for events again; a registration lasts 60 s.
+const REGISTER_EVERY: Duration = Duration::from_secs(20);
 
 /// Retry a failed registration after this. Not sooner: while it waits for a lock, it delays grants.
-const FOLLOW_SOON: Duration = Duration::from_secs(3);
+const REGISTER_RETRY: Duration = Duration::from_secs(3);
 
 /// The state of the listening connection.
 #[derive(Clone, Debug)]
-enum State {
+enum ListenerState {
     Down(Option<Failure>),
-    Up { connection: Arc<Connection>, session: Option<i32>, following: bool },
+    Up { connection: Arc<Connection>, session: Option<i32>, watching: bool },
 }
 
 /// The sessions that leases of this instance are bound to.
 #[derive(Clone, Debug, Default)]
 pub(in crate::backends::postgres) struct Sessions {
-    pub(in crate::backends::postgres) now: Option<i32>,
+    pub(in crate::backends::postgres) current: Option<i32>,
     /// Earlier sessions. We consider their leases lost; the server may still hold them.
     pub(in crate::backends::postgres) abandoned: Vec<i32>,
 }
@@ -58,7 +58,7 @@ pub(in crate::backends::postgres) struct Listener {
     channel: String,
     hints: HintSender,
     events: EventHub,
-    state: watch::Sender<State>,
+    state: watch::Sender<ListenerState>,
     watch_requests: watch::Sender<u64>,
     started: AtomicBool,
     was_up: AtomicBool,
@@ -85,7 +85,7 @@ impl Listener {
             channel,
             hints,
             events: EventHub::new(),
-            state: watch::Sender::new(State::Down(None)),
+            state: watch::Sender::new(ListenerState::Down(None)),
             watch_requests: watch::Sender::new(0),
             started: AtomicBool::new(false),
             was_up: AtomicBool::new(false),
@@ -104,11 +104,11 @@ impl Listener {
     }
 
     /// Starts listening; returns once it works or has failed.
-    pub(in crate::backends::postgres) async fn ensure(self: &Arc<Self>) -> Result<Option<i32>, Failure> {
+    pub(in crate::backends::postgres) async fn ensure_listening(self: &Arc<Self>) -> Result<Option<i32>, Failure> {
         self.wait_for(|state| match state {
-            State::Up { session, .. } => Some(Ok(*session)),
-            State::Down(Some(failure)) => Some(Err(failure.clone())),
-            State::Down(None) => None,
+            ListenerState::Up { session, .. } => Some(Ok(*session)),
+            ListenerState::Down(Some(failure)) => Some(Err(failure.clone())),
+            ListenerState::Down(None) => None,
         })
         .await
     }
@@ -116,9 +116,9 @@ impl Listener {
     /// The connection that listens, once it does.
     pub(in crate::backends::postgres) async fn connection(self: &Arc<Self>) -> Result<Arc<Connection>, Failure> {
         self.wait_for(|state| match state {
-            State::Up { connection, .. } if !connection.is_closed() => Some(Ok(Arc::clone(connection))),
-            State::Down(Some(failure)) => Some(Err(failure.clone())),
-            State::Up { .. } | State::Down(None) => None,
+            ListenerState::Up { connection, .. } if !connection.is_closed() => Some(Ok(Arc::clone(connection))),
+            ListenerState::Down(Some(failure)) => Some(Err(failure.clone())),
+            ListenerState::Up { .. } | ListenerState::Down(None) => None,
         })
         .await
     }
@@ -126,18 +126,18 @@ impl Listener {
     /// The session that leases are bound to now, if there is one.
     pub(in crate::backends::postgres) fn session(&self) -> Option<i32> {
         match &*self.state.borrow() {
-            State::Up { session, .. } => *session,
-            State::Down(_) => None,
+            ListenerState::Up { session, .. } => *session,
+            ListenerState::Down(_) => None,
         }
     }
 
     pub(in crate::backends::postgres) fn sessions(&self) -> Sessions {
-        // Read `now` first: a session abandoned meanwhile is then in both, and not believed.
-        let now = self.session();
-        Sessions { now, abandoned: self.abandoned.lock().clone() }
+        // Read `current` first: a session abandoned meanwhile is then in both, and not relied on.
+        let current = self.session();
+        Sessions { current, abandoned: self.abandoned.lock().clone() }
     }
 
-    /// How long answers to what is sent from now on may be believed.
+    /// How long to rely on answers to requests sent from now on.
     pub(in crate::backends::postgres) fn belief(&self) -> Belief {
         match self.connector.options.liveness {
             LivenessOption::Ttl => Belief::Ttl,
@@ -149,36 +149,39 @@ impl Listener {
     fn disconnect(&self, failure: Option<Failure>) {
         let session = self.session();
         self.abandoned.lock().extend(session);
-        let before = self.state.send_replace(State::Down(failure));
+        let before = self.state.send_replace(ListenerState::Down(failure));
         if session.is_some() {
             self.session.lock().end();
         }
-        if let State::Up { .. } = before {
+        if let ListenerState::Up { .. } = before {
             // Leases bound to it are dead to others, or soon will be.
             self.hints.send(Hint::Missed);
         }
     }
 
-    /// While a child keeps this open, the session outlives us.
+    /// A duplicate of the session's socket. A child that inherits it keeps the session alive.
     pub(in crate::backends::postgres) fn inheritable_socket(&self) -> Option<OwnedFd> {
         // Open across exec, unlike all that this process opens for itself.
         rustix::io::dup(&*self.socket.lock().upgrade()?).ok()
     }
 
-    /// What happens from now on, to any resource of the namespace.
-    pub(in crate::backends::postgres) async fn follow(self: &Arc<Self>, names: Names) -> Result<EventStream, Failure> {
+    /// Streams events about `names` from now on.
+    pub(in crate::backends::postgres) async fn watch(self: &Arc<Self>, names: Names) -> Result<EventStream, Failure> {
         let events = self.events.watch(names);
         self.watch_requests.send_modify(|count| *count += 1);
         self.wait_for(|state| match state {
-            State::Up { following, .. } => following.then_some(Ok(())),
-            State::Down(Some(failure)) => Some(Err(failure.clone())),
-            State::Down(None) => None,
+            ListenerState::Up { watching, .. } => watching.then_some(Ok(())),
+            ListenerState::Down(Some(failure)) => Some(Err(failure.clone())),
+            ListenerState::Down(None) => None,
         })
         .await?;
         Ok(events)
     }
 
-    async fn wait_for<T>(self: &Arc<Self>, ready: impl Fn(&State) -> Option<Result<T, Failure>>) -> Result<T, Failure> {
+    async fn wait_for<T>(
+        self: &Arc<Self>,
+        ready: impl Fn(&ListenerState) -> Option<Result<T, Failure>>,
+    ) -> Result<T, Failure> {
         if !self.started.swap(true, Ordering::SeqCst) {
             let task = self.connector.runtime.spawn(Arc::clone(self).run());
             *self.task.lock() = Some(task.abort_handle());
@@ -191,12 +194,15 @@ impl Listener {
                     return result;
                 }
                 if state.changed().await.is_err() {
-                    return Err(Failure::new(Kind::Unavailable, "the connection to postgres was closed"));
+                    return Err(Failure::new(FailureKind::Unavailable, "the connection to postgres was closed"));
                 }
             }
         });
         waiting.await.unwrap_or_else(|_| {
-            Err(Failure::new(Kind::Unavailable, format!("postgres at {} let nobody listen", self.connector.place)))
+            Err(Failure::new(
+                FailureKind::Unavailable,
+                format!("postgres at {} let nobody listen", self.connector.address),
+            ))
         })
     }
 
@@ -228,20 +234,20 @@ impl Listener {
         if session.is_some_and(|session| self.abandoned.lock().contains(&session)) {
             // A failover may reuse session ids; old leases must not look alive.
             return Err(Failure::new(
-                Kind::Unavailable,
+                FailureKind::Unavailable,
                 "the number of this connection was used before; trying another",
             ));
         }
         *self.socket.lock() = connection.socket.as_ref().map(Arc::downgrade).unwrap_or_default();
         let mut watch_requests = self.watch_requests.subscribe();
-        let mut again = interval(FOLLOW_AGAIN);
+        let mut again = interval(REGISTER_EVERY);
         again.reset();
-        let following = self.keep_following(&connection, &mut again).await?;
+        let watching = self.keep_watching(&connection, &mut again).await?;
         *self.session.lock() = Session::new(SILENCE_LIMIT);
-        self.state.send_replace(State::Up { connection: Arc::clone(&connection), session, following });
+        self.state.send_replace(ListenerState::Up { connection: Arc::clone(&connection), session, watching });
         if self.was_up.swap(true, Ordering::SeqCst) {
-            // Notifications sent meanwhile are lost, and so are leases bound to the last session.
-            // Only now: queue positions move to the new session.
+            // Notifications sent meanwhile are lost, and so are leases bound to the last session. Send `Missed` only
+            // once the new session is set: the renewals that follow move the queue positions to it.
             self.hints.send(Hint::Missed);
             self.events.missed();
         }
@@ -258,38 +264,39 @@ impl Listener {
                 _requested = watch_requests.changed() => {}
                 _tick = again.tick() => {}
             }
-            let following = self.keep_following(&connection, &mut again).await?;
-            self.state.send_replace(State::Up { connection: Arc::clone(&connection), session, following });
+            let watching = self.keep_watching(&connection, &mut again).await?;
+            self.state.send_replace(ListenerState::Up { connection: Arc::clone(&connection), session, watching });
         }
         self.disconnect(None);
         Ok(())
     }
 
     /// Registers for events, or schedules a retry; keeps the connection, since leases may depend on it.
-    async fn keep_following(&self, connection: &Connection, again: &mut Interval) -> Result<bool, Failure> {
-        match self.follow_events(connection).await {
-            // No lease depends on this one, and it may be dead: another is better.
+    async fn keep_watching(&self, connection: &Connection, again: &mut Interval) -> Result<bool, Failure> {
+        match self.watch_events(connection).await {
+            // No lease depends on this connection, which may be dead: reconnect.
             Err(failure)
-                if failure.kind == Kind::Unanswered && self.connector.options.liveness == LivenessOption::Ttl =>
+                if failure.kind == FailureKind::Unanswered
+                    && self.connector.options.liveness == LivenessOption::Ttl =>
             {
                 Err(failure)
             }
             Err(failure) if !connection.is_closed() => {
-                tracing::debug!(%failure, "could not register as a follower");
-                again.reset_after(FOLLOW_SOON);
+                tracing::debug!(%failure, "could not register for events");
+                again.reset_after(REGISTER_RETRY);
                 Ok(false)
             }
-            followed => followed,
+            watching => watching,
         }
     }
 
-    /// Registers for events while someone here follows them.
-    async fn follow_events(&self, connection: &Connection) -> Result<bool, Failure> {
+    /// Registers for events while someone in this process watches.
+    async fn watch_events(&self, connection: &Connection) -> Result<bool, Failure> {
         if self.events.is_idle() {
             return Ok(false);
         }
         let namespace = &self.connector.options.namespace;
-        let rows = connection.call(Call::Watch, &[(namespace, Type::TEXT), (&self.channel, Type::TEXT)]).await?;
+        let rows = connection.call(Statement::Watch, &[(namespace, Type::TEXT), (&self.channel, Type::TEXT)]).await?;
         let channel: String = decode::only(&rows)?;
         connection.execute(&format!("listen \"{channel}\"")).await?;
         Ok(true)
@@ -320,6 +327,6 @@ fn no_session() -> Session {
 }
 
 async fn open_session(connection: &Connection, client: &str) -> Result<i32, Failure> {
-    let rows = connection.call(Call::OpenSession, &[(&client, Type::TEXT)]).await?;
+    let rows = connection.call(Statement::OpenSession, &[(&client, Type::TEXT)]).await?;
     decode::only(&rows)
 }

@@ -1,11 +1,11 @@
 //! Liveness: the listening connection, its session, and detection of dead ones.
 
-mod death_watch;
+mod dead_holder_poller;
 mod late_requests;
 mod listener;
 
 pub(super) use self::{
-    death_watch::DeathWatch,
+    dead_holder_poller::DeadHolderPoller,
     late_requests::LateRequests,
     listener::{Listener, Sessions},
 };

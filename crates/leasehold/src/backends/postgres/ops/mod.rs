@@ -1,8 +1,8 @@
-//! Acquires and releases: calls that come together share a round trip and a commit.
+//! Acquires and releases: jobs that come together share a round trip and a commit.
 //!
-//! A few workers, each with its connection, take what waits. One worker suffices
-//! under low load; others are added while calls wait longer than a moment, and
-//! exit when there is nothing to do.
+//! A few workers, each with its connection, take the jobs from a queue. One worker
+//! suffices under low load; others are added while jobs wait longer than a moment,
+//! and exit when there is nothing to do.
 
 mod queue;
 #[cfg(test)]
@@ -21,11 +21,14 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use self::queue::{CallQueue, Job, QueuedJob};
+use self::{
+    queue::{Job, JobQueue, QueuedJob},
+    worker::WorkerKind,
+};
 use super::{
     connection::ConnectionRouter,
-    errors::{Failure, Kind},
-    liveness::DeathWatch,
+    errors::{Failure, FailureKind},
+    liveness::DeadHolderPoller,
 };
 use crate::{
     Result,
@@ -33,7 +36,7 @@ use crate::{
     lease::{Answer, Busy, Decision, Incarnation, LeaseKey, Moment, Outcome, Patience, Released, Request, Resource},
 };
 
-/// With this many queued calls, wake another worker; fewer go as one batch, which costs the server less.
+/// With this many queued jobs, wake another worker; fewer go as one batch, which costs the server less.
 const WAKE_AT: usize = 4;
 
 /// How long a name is sent alone after another client's transaction blocked it.
@@ -43,7 +46,7 @@ const ISOLATE_FOR: Duration = Duration::from_secs(5);
 /// timeout.
 const RELEASE_TRIES: u32 = 5;
 
-/// What every call says about this instance.
+/// The parameters about this instance in every call.
 #[derive(Clone, Debug)]
 pub(super) struct InstanceParams {
     pub(super) namespace: String,
@@ -52,13 +55,13 @@ pub(super) struct InstanceParams {
     pub(super) channel: Option<String>,
 }
 
-/// The workers and their calls.
-pub(super) struct Ops {
+/// The workers, and the jobs that wait for them.
+pub(super) struct WorkerPool {
     router: Arc<ConnectionRouter>,
     instance: InstanceParams,
     hints: HintSender,
-    deaths: Arc<DeathWatch>,
-    queue: Mutex<CallQueue>,
+    dead_holder_poller: Arc<DeadHolderPoller>,
+    queue: Mutex<JobQueue>,
     /// Names that are sent alone, and until when.
     isolated: Mutex<HashMap<Resource, Moment>>,
     wake: Notify,
@@ -71,18 +74,18 @@ pub(super) struct Ops {
     closed: AtomicBool,
 }
 
-impl Ops {
+impl WorkerPool {
     pub(super) fn start(
         router: Arc<ConnectionRouter>,
         instance: InstanceParams,
         hints: HintSender,
-        deaths: Arc<DeathWatch>,
+        dead_holder_poller: Arc<DeadHolderPoller>,
     ) -> Arc<Self> {
-        let ops = Arc::new(Self {
+        let pool = Arc::new(Self {
             router,
             instance,
             hints,
-            deaths,
+            dead_holder_poller,
             queue: Mutex::default(),
             isolated: Mutex::default(),
             wake: Notify::new(),
@@ -92,8 +95,8 @@ impl Ops {
             idle: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
         });
-        ops.spawn_worker(true);
-        ops
+        pool.spawn_worker(WorkerKind::First);
+        pool
     }
 
     pub(super) fn close(&self) {
@@ -132,9 +135,9 @@ impl Ops {
         queue.push(QueuedJob { job, isolated, tries: 0 });
         let waiting = queue.len();
         drop(queue);
-        let under_way = self.workers.load(Ordering::SeqCst) > self.idle.load(Ordering::SeqCst);
+        let some_worker_busy = self.workers.load(Ordering::SeqCst) > self.idle.load(Ordering::SeqCst);
         // Others wait for what a release frees: an idle worker sends it at once.
-        if !under_way || isolated || is_release || waiting >= WAKE_AT {
+        if !some_worker_busy || isolated || is_release || waiting >= WAKE_AT {
             self.wake.notify_last();
         }
     }
@@ -149,17 +152,19 @@ impl Ops {
         isolated.contains_key(resource)
     }
 
-    /// Fails or retries the calls of a failed statement. Those of a blocked batch are retried one by one: another
+    /// Fails or retries the jobs of a failed statement. Those of a blocked batch are retried one by one: another
     /// client's open transaction may block only one of them.
-    fn failed(&self, batch: Vec<QueuedJob>, failure: &Failure, incarnation: Incarnation) {
+    fn on_batch_failed(&self, batch: Vec<QueuedJob>, failure: &Failure, incarnation: Incarnation) {
         failure.wake_waiters(batch.iter().map(|queued| queued.job.resource()), &self.hints);
         let several = batch.len() > 1;
         let mut again = Vec::new();
         for QueuedJob { job, tries, .. } in batch {
             match failure.kind {
-                Kind::Locked | Kind::Conflict if several => again.push(QueuedJob { job, isolated: true, tries }),
-                Kind::Conflict if tries < 8 => again.push(QueuedJob { job, isolated: true, tries: tries + 1 }),
-                Kind::Locked => {
+                FailureKind::Locked | FailureKind::Conflict if several => {
+                    again.push(QueuedJob { job, isolated: true, tries })
+                }
+                FailureKind::Conflict if tries < 8 => again.push(QueuedJob { job, isolated: true, tries: tries + 1 }),
+                FailureKind::Locked => {
                     self.isolate(job.resource(), failure, incarnation);
                     // A release must come through: while it does not, others wait for a lease that nobody wants.
                     if matches!(job, Job::Release { .. }) && tries < RELEASE_TRIES {
@@ -186,7 +191,7 @@ impl Ops {
     }
 }
 
-/// Reports a blocked name as busy to a `Try`; fails other calls.
+/// Reports a blocked name as busy to a `Try`; fails other jobs.
 fn report_blocked(job: Job, failure: &Failure, incarnation: Incarnation) {
     match job {
         Job::Acquire { request, answer, .. } if request.patience == Patience::Try => {
@@ -197,12 +202,12 @@ fn report_blocked(job: Job, failure: &Failure, incarnation: Incarnation) {
     }
 }
 
-impl std::fmt::Debug for Ops {
+impl std::fmt::Debug for WorkerPool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ops").field("workers", &self.workers).finish_non_exhaustive()
+        f.debug_struct("WorkerPool").field("workers", &self.workers).finish_non_exhaustive()
     }
 }
 
 fn closed() -> Failure {
-    Failure::new(Kind::Unavailable, "the connection to postgres was closed")
+    Failure::new(FailureKind::Unavailable, "the connection to postgres was closed")
 }

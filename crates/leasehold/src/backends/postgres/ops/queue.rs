@@ -1,4 +1,4 @@
-//! Calls that wait, and which of them go together.
+//! Jobs that wait, and which of them go together.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -10,7 +10,7 @@ use crate::{
     lease::{Answer, Decision, LeaseId, LeaseKey, Outcome, Released, Request, Resource},
 };
 
-/// How many calls share a statement at most.
+/// How many jobs share a statement at most.
 const BATCH: usize = 64;
 
 /// An acquire or a release, and where its answer goes.
@@ -59,9 +59,9 @@ pub(super) struct QueuedJob {
 }
 
 impl QueuedJob {
-    /// Returns whether it must not be sent: its caller dropped the acquire, or it is a release that was tried before and
-    /// that nobody awaits.
-    pub(super) fn is_given_up(&self) -> bool {
+    /// Returns whether it must not be sent: its caller dropped the acquire, or it is a release that was tried before
+    /// and that nobody awaits.
+    pub(super) fn is_abandoned(&self) -> bool {
         match &self.job {
             Job::Acquire { answer, .. } => answer.is_closed(),
             Job::Release { answer, .. } => answer.is_closed() && self.tries > 0,
@@ -69,47 +69,47 @@ impl QueuedJob {
     }
 }
 
-/// The calls that wait for a worker.
+/// The jobs that wait for a worker.
 #[derive(Default)]
-pub(super) struct CallQueue {
-    calls: VecDeque<QueuedJob>,
-    /// Names whose isolated call is running; other isolated calls for the name must wait.
+pub(super) struct JobQueue {
+    jobs: VecDeque<QueuedJob>,
+    /// Names whose isolated job is running; other isolated jobs for the name must wait.
     isolated_in_flight: HashSet<Resource>,
 }
 
-impl CallQueue {
+impl JobQueue {
     pub(super) fn len(&self) -> usize {
-        self.calls.len()
+        self.jobs.len()
     }
 
     pub(super) fn push(&mut self, queued: QueuedJob) {
-        self.calls.push_back(queued);
+        self.jobs.push_back(queued);
     }
 
-    /// Puts calls back at the front.
+    /// Puts jobs back at the front.
     pub(super) fn push_again(&mut self, again: Vec<QueuedJob>) {
         for queued in again.into_iter().rev() {
-            self.calls.push_front(queued);
+            self.jobs.push_front(queued);
         }
     }
 
-    /// Whether there is nothing to take.
-    pub(super) fn is_empty(&self) -> bool {
-        self.calls.iter().all(|queued| self.must_wait(queued))
+    /// Whether [`take`](Self::take) would take nothing: the queue is empty, or every job in it must wait.
+    pub(super) fn has_nothing_ready(&self) -> bool {
+        self.jobs.iter().all(|queued| self.must_wait(queued))
     }
 
     fn must_wait(&self, queued: &QueuedJob) -> bool {
         queued.isolated && self.isolated_in_flight.contains(queued.job.resource())
     }
 
-    /// Takes up to a batch of what waits. An isolated job is taken by itself; [`ended`](Self::ended) is called after it.
+    /// Takes up to a batch of jobs. An isolated job is taken by itself; [`ended`](Self::ended) is called after it.
     pub(super) fn take(&mut self) -> Vec<QueuedJob> {
         let (mut taken, mut must_wait) = (Vec::new(), Vec::new());
         // All session-bound requests of a batch share one session.
         // 1. A request waits. 2. Its session dies, and another replaces it. 3. The next request comes.
         // In one batch, one of them would be bound to the wrong session.
         let mut batch_session = None;
-        while let Some(queued) = self.calls.pop_front() {
+        while let Some(queued) = self.jobs.pop_front() {
             let session = queued.job.session();
             if self.must_wait(&queued) {
                 must_wait.push(queued);
@@ -121,7 +121,7 @@ impl CallQueue {
                 || taken.len() == BATCH
                 || (session.is_some() && session != batch_session.or(session))
             {
-                self.calls.push_front(queued);
+                self.jobs.push_front(queued);
                 break;
             } else {
                 batch_session = batch_session.or(session);
@@ -132,7 +132,7 @@ impl CallQueue {
         taken
     }
 
-    /// The isolated call of this name has ended.
+    /// The isolated job for this name has ended.
     pub(super) fn ended(&mut self, resource: &Resource) {
         self.isolated_in_flight.remove(resource);
     }
@@ -142,8 +142,8 @@ impl CallQueue {
         let is_such = |queued: &QueuedJob| {
             queued.isolated && matches!(queued.job, Job::Acquire { .. }) && queued.job.resource() == resource
         };
-        let (such, others) = self.calls.drain(..).partition(is_such);
-        self.calls = others;
+        let (such, others) = self.jobs.drain(..).partition(is_such);
+        self.jobs = others;
         VecDeque::into(such)
     }
 }
@@ -167,8 +167,8 @@ mod tests {
         QueuedJob { job, isolated: false, tries: 0 }
     }
 
-    fn queue(calls: impl Iterator<Item = QueuedJob>) -> CallQueue {
-        CallQueue { calls: calls.collect(), isolated_in_flight: HashSet::new() }
+    fn queue(jobs: impl Iterator<Item = QueuedJob>) -> JobQueue {
+        JobQueue { jobs: jobs.collect(), isolated_in_flight: HashSet::new() }
     }
 
     fn sessions(batch: &[QueuedJob]) -> Vec<Option<i32>> {
@@ -179,7 +179,7 @@ mod tests {
     fn acquires_for_two_sessions_do_not_share_a_batch() {
         let requested = [None, Some(5), None, Some(5), Some(6), None, Some(6), Some(5)];
         let mut queue = queue(requested.into_iter().map(acquire));
-        queue.calls.insert(2, release());
+        queue.jobs.insert(2, release());
         assert_eq!(sessions(&queue.take()), [None, Some(5), None, None, Some(5)]);
         assert_eq!(sessions(&queue.take()), [Some(6), None, Some(6)]);
         assert_eq!(sessions(&queue.take()), [Some(5)]);
@@ -187,21 +187,21 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_limited_and_an_isolated_call_goes_alone() {
+    fn a_batch_is_limited_and_an_isolated_job_goes_alone() {
         let mut queue = queue((0..BATCH + 3).map(|_| acquire(Some(5))));
-        queue.calls[BATCH + 1].isolated = true;
+        queue.jobs[BATCH + 1].isolated = true;
         assert_eq!([0; 4].map(|_| queue.take().len()), [BATCH, 1, 1, 1]);
     }
 
     #[test]
-    fn one_isolated_call_of_a_name_goes_and_others_of_it_wait_and_delay_nobody() {
+    fn one_isolated_job_of_a_name_goes_and_others_of_it_wait_and_delay_nobody() {
         let mut queue = queue((0..5).map(|_| acquire(None)));
         for index in [0, 1, 4] {
-            queue.calls[index].isolated = true;
+            queue.jobs[index].isolated = true;
         }
         let first = queue.take();
         assert_eq!([first.len(), queue.take().len(), queue.take().len(), queue.len()], [1, 2, 0, 2]);
-        assert!(queue.is_empty(), "nothing can be taken");
+        assert!(queue.has_nothing_ready(), "nothing can be taken");
         queue.ended(first[0].job.resource());
         assert_eq!([queue.take().len(), queue.take().len()], [1, 0]);
         assert_eq!(queue.take_acquires_for(first[0].job.resource()).len(), 1);

@@ -1,4 +1,4 @@
-//! The workers: each takes what waits and sends it over its connection.
+//! The workers: each takes jobs and sends them over its connection.
 
 use std::{
     sync::{
@@ -12,7 +12,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_postgres::Row;
 
 use super::{
-    Ops, WAKE_AT,
+    WAKE_AT, WorkerPool,
     queue::{Job, QueuedJob},
 };
 use crate::{
@@ -21,12 +21,12 @@ use crate::{
         connection::{Connection, LazyConnection},
         decode::{self, Verdict},
         encode::{Acquires, Releases},
-        errors::{Failure, Kind},
+        errors::{Failure, FailureKind},
     },
     lease::{Answer, LeaseId, Lifetime, Request, Standing},
 };
 
-/// If a call takes longer than this while others wait, another worker is woken or added.
+/// If a call takes longer than this while jobs wait, another worker is woken or added.
 const ADD_WORKER_AFTER: Duration = Duration::from_millis(2);
 
 /// An additional connection without work is closed after this.
@@ -36,33 +36,45 @@ pub(super) const IDLE: Duration = Duration::from_secs(30);
 /// see an attempt with every call.
 const CONNECT_PAUSE: Duration = Duration::from_secs(1);
 
-/// Sends calls from the queue.
+/// Which connections a worker uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WorkerKind {
+    /// The main connection, as long as no renewal could queue behind its calls; otherwise one of its own.
+    First,
+    /// One of its own.
+    Additional,
+}
+
+/// Sends jobs from the queue.
 struct Worker {
     /// Its own connection, opened when it is needed.
     connection: LazyConnection,
-    /// Whether it may use the main connection.
-    first: bool,
+    kind: WorkerKind,
 }
 
-impl Ops {
+impl WorkerPool {
     /// Spawns a worker that is counted already.
-    pub(super) fn spawn_worker(self: &Arc<Self>, first: bool) {
-        let worker = Worker { connection: LazyConnection::new(Arc::clone(&self.router.connector)), first };
+    pub(super) fn spawn_worker(self: &Arc<Self>, kind: WorkerKind) {
+        let worker = self.new_worker(kind);
         self.router.connector.runtime.spawn(Arc::clone(self).run(worker));
     }
 
-    /// A call takes long while others wait: wakes another worker, or adds one within the limit.
+    fn new_worker(&self, kind: WorkerKind) -> Worker {
+        Worker { connection: LazyConnection::new(Arc::clone(&self.router.connector)), kind }
+    }
+
+    /// A call takes long while jobs wait: wakes another worker, or adds one within the limit.
     fn wake_or_add_worker(self: &Arc<Self>) {
-        if self.queue.lock().is_empty() {
+        if self.queue.lock().has_nothing_ready() {
             return;
         }
         if self.idle.load(Ordering::SeqCst) > 0 {
             self.wake.notify_last();
         } else if self.connecting.load(Ordering::SeqCst) == 0
             && !self.connect_paused()
-            && count_one_more(&self.workers, self.router.connector.options.connections)
+            && try_increment(&self.workers, self.router.connector.options.connections)
         {
-            self.spawn_worker(false);
+            self.spawn_worker(WorkerKind::Additional);
         }
     }
 
@@ -81,27 +93,26 @@ impl Ops {
                 if self.closed.load(Ordering::SeqCst) {
                     break;
                 }
-                // 1. A call is queued and sees a worker under way: it wakes nobody.
-                // 2. That worker, which had found nothing, says that it is idle.
+                // 1. A job is queued while this worker, which found nothing, counts as busy: it wakes nobody.
+                // 2. This worker says that it is idle.
                 // So it looks once more before it waits.
                 self.idle.fetch_add(1, Ordering::SeqCst);
-                let woken =
-                    if self.queue.lock().is_empty() { timeout(IDLE, self.wake.notified()).await } else { Ok(()) };
+                let nothing_ready = self.queue.lock().has_nothing_ready();
+                let woken = if nothing_ready { timeout(IDLE, self.wake.notified()).await } else { Ok(()) };
                 self.idle.fetch_sub(1, Ordering::SeqCst);
-                if woken.is_err() && self.queue.lock().is_empty() {
+                if woken.is_err() && self.queue.lock().has_nothing_ready() {
                     if self.leave_if_spare() {
                         return;
                     }
                     // The last worker uses the main connection.
-                    worker =
-                        Worker { connection: LazyConnection::new(Arc::clone(&self.router.connector)), first: true };
+                    worker = self.new_worker(WorkerKind::First);
                 }
                 continue;
             }
             if self.queue.lock().len() >= WAKE_AT {
                 self.wake.notify_last();
             }
-            let mut call = std::pin::pin!(self.call(&worker, batch));
+            let mut call = std::pin::pin!(self.handle_batch(&worker, batch));
             slow_call.reset();
             let goes_on = loop {
                 tokio::select! {
@@ -119,7 +130,7 @@ impl Ops {
         self.wake.notify_last();
     }
 
-    /// Exits if another worker remains, and wakes it: a call queued meanwhile counted this worker as busy.
+    /// Exits if another worker remains, and wakes it: a job queued meanwhile counted this worker as busy.
     pub(super) fn leave_if_spare(&self) -> bool {
         let one_less = |workers: usize| (workers > 1).then(|| workers - 1);
         let leaves = self.workers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_ok();
@@ -130,18 +141,18 @@ impl Ops {
     }
 
     /// Returns false if the worker must exit.
-    async fn call(&self, worker: &Worker, mut batch: Vec<QueuedJob>) -> bool {
+    async fn handle_batch(&self, worker: &Worker, mut batch: Vec<QueuedJob>) -> bool {
         let isolated = batch.first().filter(|first| first.isolated).map(|first| first.job.resource().clone());
-        batch.retain(|queued| !queued.is_given_up());
-        let goes_on = batch.is_empty() || self.call_all(worker, batch).await;
+        batch.retain(|queued| !queued.is_abandoned());
+        let goes_on = batch.is_empty() || self.send_batch(worker, batch).await;
         if let Some(name) = isolated {
             self.queue.lock().ended(&name);
         }
         goes_on
     }
 
-    /// Returns false if the worker must exit: it got no connection, and left its calls to the others.
-    async fn call_all(&self, worker: &Worker, batch: Vec<QueuedJob>) -> bool {
+    /// Returns false if the worker must exit: it got no connection, and left its jobs to the others.
+    async fn send_batch(&self, worker: &Worker, batch: Vec<QueuedJob>) -> bool {
         self.connecting.fetch_add(1, Ordering::SeqCst);
         let connection = self.connection_for(worker, &batch).await;
         self.connecting.fetch_sub(1, Ordering::SeqCst);
@@ -162,34 +173,35 @@ impl Ops {
         let (releases, acquires): (Vec<QueuedJob>, Vec<QueuedJob>) =
             batch.into_iter().partition(|queued| matches!(queued.job, Job::Release { .. }));
         // Both are sent at once.
-        tokio::join!(self.call_alike(&connection, releases), self.call_alike(&connection, acquires));
+        tokio::join!(self.send_one_kind(&connection, releases), self.send_one_kind(&connection, acquires));
         true
     }
 
     /// The first worker uses the main connection, as long as no renewal could queue behind its calls.
     async fn connection_for(&self, worker: &Worker, batch: &[QueuedJob]) -> Result<Arc<Connection>, Failure> {
-        if worker.first {
-            let about: Vec<LeaseId> = batch.iter().map(|queued| queued.job.id()).collect();
-            if let Some(main) = self.router.main_if_only(&about).await {
+        if worker.kind == WorkerKind::First {
+            let exempt: Vec<LeaseId> = batch.iter().map(|queued| queued.job.id()).collect();
+            if let Some(main) = self.router.main_if_only(&exempt).await {
                 return main;
             }
         }
         worker.connection.get().await
     }
 
-    async fn call_alike(&self, connection: &Connection, mut batch: Vec<QueuedJob>) {
+    /// Sends a batch of acquires, or one of releases.
+    async fn send_one_kind(&self, connection: &Connection, mut batch: Vec<QueuedJob>) {
         if batch.is_empty() {
             return;
         }
-        // In one order everywhere, so that two calls never wait for each other in a circle.
+        // In one order everywhere, so that two calls cannot deadlock.
         batch.sort_by(|one, other| one.job.resource().as_str().cmp(other.job.resource().as_str()));
         match self.send(connection, &batch).await.and_then(|rows| answers(&rows, batch.len())) {
             Ok(answers) => self.deliver(connection, batch, answers),
             Err(failure) => {
-                if failure.kind == Kind::Unanswered {
+                if failure.kind == FailureKind::Unanswered {
                     connection.close();
                 }
-                self.failed(batch, &failure, connection.server_info.incarnation);
+                self.on_batch_failed(batch, &failure, connection.server_info.incarnation);
             }
         }
     }
@@ -209,17 +221,17 @@ impl Ops {
         }
     }
 
-    fn deliver(&self, connection: &Connection, batch: Vec<QueuedJob>, answers: Vec<decode::Answer>) {
+    fn deliver(&self, connection: &Connection, batch: Vec<QueuedJob>, answers: Vec<decode::AnswerRow>) {
         let incarnation = connection.server_info.incarnation;
         let mut jobs: Vec<Option<Job>> = batch.into_iter().map(|queued| Some(queued.job)).collect();
-        for decode::Answer { index, verdict, hints } in answers {
+        for decode::AnswerRow { index, verdict, hints } in answers {
             for hint in hints {
                 self.hints.send(hint);
             }
             match jobs.get_mut(index).and_then(Option::take) {
                 Some(Job::Acquire { request, answer, .. }) => {
                     if let Ok(verdict) = &verdict {
-                        self.note(&request, verdict);
+                        self.record_standing(&request, verdict);
                     }
                     let decision = verdict.and_then(Verdict::decision);
                     drop(answer.send(decision.map(|value| Answer::new(value, incarnation))));
@@ -234,29 +246,29 @@ impl Ops {
         }
     }
 
-    fn note(&self, request: &Request, verdict: &Verdict) {
+    fn record_standing(&self, request: &Request, verdict: &Verdict) {
         if verdict.is_behind_session() {
-            self.deaths.add(&request.key);
+            self.dead_holder_poller.watch_for(&request.key);
         }
         let standing = verdict.standing();
         // Nobody renews a detached lease once it holds.
         if request.lifetime == Lifetime::Attached || matches!(standing, Standing::Waiting(_)) {
-            self.router.note(request.key.id, &standing, request.ttl);
+            self.router.record_standing(request.key.id, &standing, request.ttl);
         }
     }
 }
 
-/// Counts one more if that stays within the limit; atomic: several workers count concurrently.
-pub(super) fn count_one_more(count: &AtomicUsize, max: usize) -> bool {
+/// Increments the count if it is below the limit; atomic, since several workers do it concurrently.
+pub(super) fn try_increment(count: &AtomicUsize, max: usize) -> bool {
     count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| (now < max).then_some(now + 1)).is_ok()
 }
 
 /// Every element must be answered, or nobody knows what became of it.
-fn answers(rows: &[Row], sent: usize) -> Result<Vec<decode::Answer>, Failure> {
+fn answers(rows: &[Row], sent: usize) -> Result<Vec<decode::AnswerRow>, Failure> {
     let answers = rows.iter().map(decode::answer).collect::<Result<Vec<_>, _>>()?;
     if answers.len() == sent {
         Ok(answers)
     } else {
-        Err(Failure::new(Kind::Unanswered, "postgres answered for some of the calls only"))
+        Err(Failure::new(FailureKind::Unanswered, "postgres answered only some of the elements of a call"))
     }
 }

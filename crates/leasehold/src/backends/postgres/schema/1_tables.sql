@@ -13,8 +13,8 @@ create table leasehold.migration (
 
 -- One row per name. A holder that found nobody else there is kept in the row
 -- itself (the inline holder): then taking and giving back is one update each.
--- A *plain* row, last_fence being null, is as acquire_lock() leaves it: what it does not set has the defaults,
--- since each column that a statement sets costs it.
+-- In a *plain* row last_fence is null, and the columns that acquire_lock() does not set have their defaults: each
+-- column that a statement sets costs time.
 create /*durability*/ table leasehold.resource (
   namespace text not null,
   name text not null,
@@ -24,7 +24,8 @@ create /*durability*/ table leasehold.resource (
   reader_base bigint,
   -- Whether rows of `entry` may exist for this name.
   has_entries boolean not null default false,
-  -- Exact unless readers may come unseen: units held by entries, and how many wait.
+  -- The units that entries hold, and how many entries wait. Exact if reader_base is null; otherwise readers are not
+  -- counted here.
   used bigint not null default 0,
   waiting int not null default 0,
   -- No entry ends before this; -infinity if one is bound to a session, which may end at any time.
@@ -54,7 +55,7 @@ create /*durability*/ table leasehold.resource (
   autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50, autovacuum_vacuum_cost_delay = 0
 );
 
--- So small a table would be scanned instead of its index, and further so while it grows: planners keep what they planned.
+-- Filler rows: for a tiny table Postgres plans a sequential scan, and a cached plan is kept while the table grows.
 insert into leasehold.resource (namespace, name, note, freed_at)
 select '', n, repeat('-', 1900), 'infinity' from generate_series(1, 24) n;
 
@@ -124,7 +125,7 @@ create /*durability*/ table leasehold.ended (
 alter table leasehold.ended replica identity full;
 create index ended_by_name on leasehold.ended (namespace, name, ended_at);
 create index ended_by_time on leasehold.ended (namespace, ended_at);
--- What the person on call looks for among millions that went well.
+-- To find failures among millions that went well.
 create index ended_badly on leasehold.ended (namespace, ended_at) where ending not in ('released', 'cancelled');
 
 -- Sessions that leases are bound to. The connection of each holds the advisory lock (class, id) as long as it lives.
@@ -136,7 +137,7 @@ create /*durability*/ table leasehold.session (
 );
 create sequence leasehold.session_id as int cycle;
 
--- Where the lease of an id that acquire() returned is found.
+-- Maps an id from acquire() to its name and session.
 create /*durability*/ table leasehold.session_lease (
   id uuid primary key,
   name text not null,
@@ -158,14 +159,14 @@ insert into leasehold.upkeep default values;
 create table leasehold.event_channel (channel text primary key);
 insert into leasehold.event_channel values ('lh_events_' || left(replace(gen_random_uuid()::text, '-', ''), 24));
 
--- Who follows events, by namespace; nothing is sent while nobody does.
+-- Who watches events, by namespace; nothing is sent while nobody does.
 create /*durability*/ table leasehold.watcher (
   channel text primary key,
   namespace text not null,
   until timestamptz not null
 );
--- Was called if anybody follows anything: read in every call, which costs less than a look at the table.
-create sequence leasehold.followed;
+-- A flag: somebody may be watching if last_value is not null. Every call reads it, which is cheaper than reading `watcher`.
+create sequence leasehold.watched;
 
 -- How runs of scheduled jobs went, as far as they were reported: RunRecord.
 create /*durability*/ table leasehold.run (
@@ -223,7 +224,8 @@ create type leasehold.answer as (
   note text,
   held_us bigint,
   holders jsonb,      -- b, e: who holds or held
-  waiting int,        -- b: how many wait; q: 1 if something ahead is bound to a session
+  waiting int,        -- b: how many wait
+  behind_session boolean, -- q: whether a lease ahead is bound to a session
   granted int,        -- grants in this call, repeated ones too; if above 0, commit synchronously
   hints text[]        -- for the caller's own instance
 );
@@ -236,6 +238,6 @@ create type leasehold.step as (
   now timestamptz,
   guarded boolean,    -- whether an open guarded transaction keeps something from being granted
   may_grant boolean,  -- the answer of _may_grant(); null: not called yet
-  settled boolean,    -- whether a second settling can change nothing
+  settled boolean,    -- true: skip the second settling
   a leasehold.answer
 );

@@ -1,4 +1,14 @@
 -- The rule of model.rs, ported. Nothing here is for others to call.
+--
+-- The codes of the errors that these and the other functions raise, beside those of Postgres:
+--   LH001  the transaction is not READ COMMITTED: begin another one
+--   LH002  a concurrent operation came first and nothing was done: try again
+--   LH003  the name is in use as another kind of lock, or with another capacity
+--   LH004  guard(): the lease is not held under this fence
+--   LH005  acquire(): another holder has the lock
+--   LH006  acquire_lock_wait(): the lock is busy; callers do not see it
+--   LH007  the installation was refused: a schema or a name in it belongs to others
+--
 -- Short names: c caller, q operation, s step, r resource, e entry, w entry in a loop, a answer, u row of a loop, t time.
 
 -- Microseconds since 1970, as in Timestamp.
@@ -28,18 +38,19 @@ language sql immutable as $$
 $$;
 
 -- Lock key: readers that join or leave others take it shared, operations that must see all readers exclusively.
--- Its top bit keeps it clear of advisory_key().
+-- Key ranges: _reader_lock() < 0 <= advisory_key() < _holder_guard_lock().
 create function leasehold._reader_lock(p_namespace text, p_name text) returns bigint
 language sql immutable as $$
   select hashtextextended(p_namespace || '/' || p_name, 0) | (-9223372036854775807 - 1)
 $$;
 
 -- The class of the advisory locks that sessions hold. It differs from schema to schema, as do their sessions' ids.
+-- Here and below, 1279807556 is LHPD in ASCII: it keeps our locks apart from those of other programs.
 create function leasehold._session_lock_class() returns int
 language sql stable as $$ select 'leasehold.session'::regclass::oid::int # 1279807556 $$;
 
 -- The session of this very connection, if it has one: the one whose lock it holds.
--- In plpgsql, as all that is called often and cannot be inlined: its plans are kept.
+-- In plpgsql, which caches the plan, like every function that is called often and cannot be inlined.
 create function leasehold._own_session() returns int
 language plpgsql stable as $$
 begin
@@ -56,8 +67,8 @@ begin
   return found and p_session is not distinct from leasehold._own_session();
 end $$;
 
--- Presence::Dead: the session's connection is gone. A probe that gets the session's lock proves it, unless
--- it is this very connection's: a connection shares its own locks. A standby does not know the primary's locks.
+-- Presence::Dead: the session's connection is gone. Getting the session's lock proves it, except on the session's own
+-- connection, which shares its own locks. A standby does not know the primary's locks.
 create function leasehold._session_dead(p_session int) returns boolean
 language sql volatile as $$
   select p_session is not null and not pg_is_in_recovery() and pg_try_advisory_xact_lock_shared(leasehold._session_lock_class(), p_session)
@@ -68,8 +79,8 @@ $$;
 create function leasehold._session_dead_definer(p_session int) returns boolean
 language sql volatile security definer set search_path = pg_catalog, pg_temp as $$ select leasehold._session_dead(p_session) $$;
 
--- Lock key of a name in this schema, a class and a number: guard() takes it shared, a grant exclusively. Two names that share
--- a number are granted a little later than they could be.
+-- Lock key of a name in this schema, a class and a number: guard() takes it shared, a grant exclusively. A hash collision
+-- only delays a grant.
 create function leasehold._guard_lock_class() returns int
 language sql stable as $$ select 'leasehold.resource'::regclass::oid::int # 1279807556 $$;
 
@@ -84,8 +95,8 @@ language sql volatile as $$
       or leasehold._may_grant_after_commit(leasehold._guard_lock(p_namespace, p_name))
 $$;
 
--- Same for a name that was free before this transaction: guard() would find it free, so test the lock without keeping it.
--- One statement may take more names than the server has locks.
+-- The same for a name that was free before this transaction: guard() would find it free, so test the lock without keeping
+-- it. A lock kept for each name of a statement could exhaust the server's lock table.
 create function leasehold._may_grant_free(p_namespace text, p_name text, p_freed_at timestamptz) returns boolean
 language sql volatile as $$
   select case when p_freed_at < transaction_timestamp()
@@ -93,7 +104,7 @@ language sql volatile as $$
     then pg_advisory_unlock(leasehold._guard_lock_class(), leasehold._guard_lock(p_namespace, p_name)) else leasehold._may_grant(p_namespace, p_name) end
 $$;
 
--- A committed grant may still hold its guard lock briefly: wait for it, but not for guards, which share theirs.
+-- Waits for a grant that is being committed, which has the guard lock exclusively, but not for guards, which share it.
 create function leasehold._may_grant_after_commit(p_guard_lock int) returns boolean
 language plpgsql volatile as $$
 begin
@@ -101,8 +112,7 @@ begin
   return pg_try_advisory_xact_lock(leasehold._guard_lock_class(), p_guard_lock);
 end $$;
 
--- Lock key: guard() shares it while it relies on a holder in `entry`.
--- Above every advisory_key(); those of _reader_lock() are below zero.
+-- Lock key: guard() shares it while it relies on a holder in `entry`. See _reader_lock() for the ranges of keys.
 create function leasehold._holder_guard_lock(p_fence bigint) returns bigint
 language sql immutable as $$ select 4611686018427387904 | p_fence $$;
 
@@ -110,18 +120,19 @@ language sql immutable as $$ select 4611686018427387904 | p_fence $$;
 create function leasehold._event_channel(p_namespace text) returns text
 language sql stable as $$ select c.channel || left(md5(p_namespace), 24) from leasehold.event_channel c $$;
 
-create function leasehold._followed(p_namespace text) returns boolean
+-- Whether somebody watches events of the namespace, by the table.
+create function leasehold._has_watcher(p_namespace text) returns boolean
 language plpgsql stable as $$
 begin
   perform 1 from leasehold.watcher w where w.namespace = p_namespace and w.until > clock_timestamp();
   return found;
 end $$;
 
--- The same, without a look at the table while nobody follows anything.
+-- The same, without reading the table while nobody watches anything.
 create function leasehold._watched(p_namespace text) returns boolean
-language sql volatile as $$ select pg_sequence_last_value('leasehold.followed') is not null and leasehold._followed(p_namespace) $$;
+language sql volatile as $$ select pg_sequence_last_value('leasehold.watched') is not null and leasehold._has_watcher(p_namespace) $$;
 
--- Sends followers one thing that happened: a lease::Event as JSON.
+-- Sends a lease::Event, as JSON, to those who watch.
 create function leasehold._event(
   p_namespace text, p_at timestamptz, p_name text, p_holder text, p_mode "char", p_units int, p_capacity int, p_what jsonb
 ) returns void
@@ -140,7 +151,8 @@ begin
     coalesce(r.asked_at, r.acquired_at), coalesce(r.renewed_at, r.acquired_at), r.acquired_at, r.fence, null, r.session, r.channel, false)::leasehold.entry;
 end $$;
 
--- Records an ended entry and sends the event: model::Ended::into_record. After the clock went back an end is not before its beginning.
+-- Records an ended entry and sends the event: model::Ended::into_record. ended_at is at least acquired_at, even if the
+-- clock went back.
 create function leasehold._ended(
   c leasehold.caller, e leasehold.entry, p_ended_at timestamptz, p_ending text, p_problem text, p_details text
 ) returns void
@@ -341,7 +353,7 @@ declare
   e leasehold.entry;
   a leasehold.answer := s.a;
 begin
-  -- Nothing can be granted by adding one.
+  -- An added entry frees no units: skip the second settling.
   s.settled := true;
   if r.id is not null then
     e.mode := r.mode;
@@ -366,7 +378,7 @@ begin
   if not s.guarded and r.waiting = 0 and ((r.used = 0 and r.id is null) or q.mode = 'p') then
     s.may_grant := coalesce(s.may_grant, leasehold._may_grant(r.namespace, r.name));
     s.guarded := not s.may_grant;
-    -- The guard lock may have been waited for.
+    -- Read the clock again: taking the guard lock may have waited.
     s.now := greatest(s.now, clock_timestamp());
   end if;
   e := row(q.id, r.namespace, r.name, 0, q.mode, q.units, q.capacity, q.holder, q.note, q.metadata, q.ttl_us,
@@ -424,7 +436,7 @@ begin
     return s;
   end if;
   if q.op = 'a' and e.session is not null and c.session is not null then
-    -- A repeated request may name a newer session; one that comes late names an older one.
+    -- A repeated request may name a newer session; a delayed duplicate names an older one.
     moved := c.session > e.session;
     e.session := greatest(e.session, c.session);
   end if;
@@ -444,7 +456,7 @@ begin
     if q.mode is not null and q.units <= e.units and q.capacity = e.capacity
       and leasehold._family(q.mode) = leasehold._family(e.mode) then
       if q.units < e.units and e.fence is not null and not coalesce(s.may_grant, leasehold._may_grant(r.namespace, r.name)) then
-        -- What it gives up would be granted to others before the transaction ends.
+        -- Refuse: the units that it gives up would be granted before the guarded transaction ends.
         raise exception 'a guarded transaction relies on all of % until it ends', q.name using errcode = '55P03';
       end if;
       if e.seq <> 0 and e.fence is not null then
@@ -566,7 +578,6 @@ declare
   e leasehold.entry := s.e;
   a leasehold.answer := s.a;
   wall bigint := leasehold._micros(s.now);
-  bound boolean;
 begin
   a.granted := a.granted + (q.op = 'a' and s.existed)::int;
   if a.verdict = 'b' then
@@ -577,7 +588,7 @@ begin
     return a;
   end if;
   if e.seq <> 0 and e.fence is null then
-    -- Its own settling may have granted it.
+    -- The second settling may have granted it: read it again.
     select x.fence, x.acquired_at into e.fence, e.acquired_at from leasehold.entry x
     where x.id = e.id and x.namespace = e.namespace and x.name = e.name;
   end if;
@@ -591,7 +602,7 @@ begin
   a.fence := r.last_fence;
   select count(*) filter (where x.fence is null), leasehold._micros(nullif(min(x.expires_at), 'infinity')) - wall,
     coalesce(bool_or(x.session is not null), false) or (r.id is not null and r.session is not null)
-  into a.ahead, a.ask_again_us, bound
+  into a.ahead, a.ask_again_us, a.behind_session
   from leasehold.entry x where x.namespace = r.namespace and x.name = r.name and x.seq < e.seq;
   if r.id is not null and r.expires_at <> 'infinity' then
     a.ask_again_us := least(a.ask_again_us, leasehold._micros(r.expires_at) - wall);
@@ -600,7 +611,6 @@ begin
   if s.guarded then
     a.ask_again_us := case when a.ahead = 0 then 100000 else greatest(a.ask_again_us, 1000000) end;
   end if;
-  a.waiting := bound::int;
   if a.ask_again_us < 1000 then
     a.ask_again_us := 1000;
   end if;

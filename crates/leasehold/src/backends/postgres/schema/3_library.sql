@@ -1,6 +1,9 @@
 -- What the library calls: operations in arrays, so that concurrent calls share
 -- a round trip and a commit. Elements are taken in the order of their names (by
--- their bytes), so that two calls never wait for each other in a circle.
+-- their bytes), so that two calls cannot deadlock.
+--
+-- `set seq_page_cost = 100`, here and in 6_any_client.sql: plans are cached, and must use the
+-- indices also if they were made while the tables were tiny.
 
 -- Lock calls read what others committed a moment ago; a fixed snapshot would not see it.
 create function leasehold._check_isolation() returns void
@@ -26,7 +29,7 @@ declare
   began timestamptz := t;
   freed timestamptz;
 begin
-  -- A row that does not match is not locked.
+  -- UPDATE does not lock rows that do not match.
   update leasehold.resource x set id = p_id, mode = p_mode, units = p_units, capacity = p_capacity, holder = p_holder,
     note = p_note, metadata = p_metadata, ttl_us = p_ttl_us, expires_at = leasehold._expiry(t, p_attached, p_session, p_ttl_us),
     asked_at = t, renewed_at = t, acquired_at = greatest(t, x.freed_at), session = case when p_attached then p_session end,
@@ -89,7 +92,7 @@ begin
   end if;
   select * into r from leasehold.resource x where x.namespace = c.namespace and x.name = q.name;
   if found and r.id is distinct from q.id then
-    -- Readers that came unseen are not counted in the row.
+    -- Readers that did not write the row are not counted in it.
     if coalesce(q.max_ahead, 0) < 0 and (case when r.reader_base is null then
         r.has_entries and (r.waiting > 0 or r.used + q.units + (case when r.id is null then 0 else r.units end) > q.capacity)
         and leasehold._settled(r, t) and leasehold._same_shape(r, q)
@@ -113,7 +116,7 @@ begin
       ordinal := nextval('leasehold.reader') - r.reader_base;
       if ordinal is null or ordinal >= 100000 then
         -- Upgrading the shared lock would deadlock two readers.
-        raise exception 'the readers of this name were overtaken' using errcode = 'LH002';
+        raise exception 'a concurrent operation changed the readers of this name; try again' using errcode = 'LH002';
       end if;
       insert into leasehold.entry as e (id, namespace, name, mode, units, capacity, holder, note, metadata, ttl_us, expires_at,
         asked_at, renewed_at, acquired_at, fence, floor, session, channel)
@@ -133,8 +136,8 @@ begin
   a := leasehold._operate(c, q);
 end $$;
 
--- State::acquire for a request that must wait: all units are held, nobody has expired, and nobody needs to hear of it. Costs
--- a third of what _operate does, which decides all else: then the answer is null.
+-- Fast path of State::acquire for a request that must wait, at a third of the cost of _operate(). Preconditions: all units
+-- are held, nobody has expired, and nobody watches. Returns null if one fails: call _operate() then.
 create function leasehold._join_queue(c leasehold.caller, q leasehold.operation) returns leasehold.answer
 language plpgsql volatile as $$
 declare
@@ -171,19 +174,19 @@ begin
   values (q.id, c.namespace, q.name, q.mode, q.units, q.capacity, q.holder, q.note, q.metadata, q.ttl_us, expiry, t, t,
     q.floor, case when q.attached then c.session end, c.channel)
   on conflict do nothing;
-  -- It asks again.
+  -- A repeated request: it has an entry.
   if not found then
     return null;
   end if;
-  -- A row with entries is not plain: else acquire_lock() and release_lock() would pass over the queue.
+  -- Set last_fence: the row is no longer plain, so the fast paths of acquire_lock() and release_lock() skip it.
   update leasehold.resource x set waiting = x.waiting + 1, has_entries = true, last_fence = a.fence,
     next_end = case when expiry = 'infinity' then '-infinity' else least(x.next_end, expiry) end
   where x.namespace = c.namespace and x.name = q.name;
   a.verdict := 'q';
   a.granted := 0;
-  -- Nobody ahead is bound to a session: then next_end would be in the past.
-  a.waiting := 0;
-  -- Or earlier, since those ahead may have been renewed.
+  -- No lease ahead is bound to a session; otherwise next_end would be -infinity.
+  a.behind_session := false;
+  -- An underestimate: leases ahead may be renewed.
   a.ask_again_us := greatest(1000, leasehold._micros(first_end) - leasehold._micros(t));
   return a;
 end $$;
@@ -248,8 +251,8 @@ begin
   end if;
 end $$;
 
--- State::release of a lease of all units whose next holder takes all of them, too, while nobody has expired and nobody needs to
--- hear of it. Costs a third of what _operate does, which decides all else: then the answer is null.
+-- Fast path of State::release, at a third of the cost of _operate(). Preconditions: the lease has all units, the next holder
+-- takes all of them, nobody has expired, and nobody watches. Returns null if one fails: call _operate() then.
 create function leasehold._hand_over(c leasehold.caller, q leasehold.operation) returns leasehold.answer
 language plpgsql volatile as $$
 declare
@@ -326,7 +329,7 @@ begin
       returning * into e;
     end if;
     if e.id is null then
-      raise exception 'the readers of this name were overtaken' using errcode = 'LH002';
+      raise exception 'a concurrent operation changed the readers of this name; try again' using errcode = 'LH002';
     end if;
     perform leasehold._ended(c, e, clock_timestamp(), q.ending, q.problem, q.details);
     a.verdict := 'f';
@@ -414,7 +417,7 @@ begin
   end if;
   for i in 1..cardinality(p_names) loop
     if p_max_ahead[i] < 0 then
-      -- Tries for one name share the look.
+      -- Tries for one name share one lookup.
       if looked is distinct from p_names[i] then
         select h.name, h.id, h.units, h.capacity, 'b', h.fence, h.mode, h.holder, h.note,
           leasehold._micros(clock_timestamp()) - leasehold._micros(h.acquired_at)
@@ -536,7 +539,7 @@ begin
     -- Nothing was renewed that outlives a crash: sessions do not.
     perform set_config('synchronous_commit', 'off', true);
   end if;
-  -- Its own instance confirms what another one handed to it: Entry::prolong.
+  -- Confirms provisional grants, which other instances made to this one: Entry::prolong.
   with mine as materialized (
     select x.ctid as tid from unnest(p_names, p_ids) as w(name, id) cross join lateral (
       select y.ctid from leasehold.entry y
@@ -611,8 +614,8 @@ begin
   end loop;
 end $$;
 
--- Drops the dead ahead of those who wait, and what was not confirmed in time: nothing pushes when a connection dies.
--- Answers for each whether it still waits, and the hints for the caller's instance; omits a name that is locked.
+-- Settles names with a lease whose connection died, or that was not confirmed in time: no notification tells of either.
+-- Returns for each whether it still waits, and the hints for the caller's instance; omits a name that is locked.
 create function leasehold.settle_dead(p_namespace text, p_channel text, p_history "char", p_names text[], p_ids uuid[])
 returns table (at int, waits boolean, hints text[])
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'
@@ -630,7 +633,7 @@ begin
     hints := null;
     if u.first and exists (select from leasehold._lease l where l.namespace = p_namespace and l.name = u.name
         and (leasehold._session_dead(l.session) or l.provisional and l.expires_at <= clock_timestamp())) then
-      -- One that somebody keeps locked is left to the next call, and does not keep the others waiting.
+      -- A locked row is left to the next call, so that it does not delay the others.
       perform 1 from leasehold.resource r where r.namespace = p_namespace and r.name = u.name for no key update skip locked;
       continue when not found;
       hints := (leasehold._operate(c, row('s', u.name, null, null, null, null, null, null, null, null, null, null, null,

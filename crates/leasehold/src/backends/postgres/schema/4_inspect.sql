@@ -1,4 +1,4 @@
--- Looking at leases and following them.
+-- Looking at leases, watching events, and the records of runs.
 
 -- State::records for many resources: those that match, after a name, at most so many names.
 -- Live ones only, those who hold before those who wait.
@@ -58,40 +58,21 @@ begin
     ) h order by h.ended_at desc limit p_limit;
 end $$;
 
--- Follows the events of a namespace for a minute; answers the channel to listen to.
+-- Watches the events of a namespace for a minute; returns the channel to listen on.
 create function leasehold.watch(p_namespace text, p_channel text) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
 declare
   ends timestamptz := clock_timestamp() + interval '60 s';
 begin
-  -- maintain() must not find nobody following before this commits.
+  -- Block maintain() from resetting the flag before this commits.
   perform pg_advisory_xact_lock_shared(leasehold._session_lock_class(), 0);
   insert into leasehold.watcher values (p_channel, p_namespace, ends) on conflict (channel) do update set until = excluded.until;
-  perform nextval('leasehold.followed');
+  perform nextval('leasehold.watched');
   return leasehold._event_channel(p_namespace);
 end $$;
 
--- Opens a session on this connection, for leases to be bound to; answers its id.
-create function leasehold.open_session(p_client text) returns int
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
-declare
-  -- A lock of this connection outlives the rollback of what recorded it: it is used again.
-  opened int := leasehold._own_session();
-begin
-  if opened is null then
-    -- Ids wrap around: skip those whose session is alive.
-    loop
-      opened := nextval('leasehold.session_id');
-      exit when pg_try_advisory_lock(leasehold._session_lock_class(), opened);
-    end loop;
-  end if;
-  insert into leasehold.session values (opened, pg_backend_pid(), clock_timestamp(), p_client)
-  on conflict (id) do update set pid = excluded.pid, opened_at = excluded.opened_at, client = excluded.client;
-  return opened;
-end $$;
-
 -- Adds reports to the records of runs: RunRecord::add, and where a name was added RunTable::trim. They come in the order of
--- their names, so that two calls never wait for each other in a circle.
+-- their names, so that two calls cannot deadlock.
 create function leasehold.record_runs(
   p_namespace text, p_kept_us bigint, p_most int, p_names text[], p_skips bigint[], p_held_by text[], p_successes boolean[]
 ) returns void

@@ -3,7 +3,7 @@
 -- Bounded work that any client may call at any time, a scheduled job too: it looks at `resource` block by block from where
 -- the last call stopped, until it has changed `p_most` rows or worked for a fifth of a second. It does nothing while another
 -- does the same, nor within `p_pause` after the last call that was through with all blocks.
--- Answers how much was done: 250 or more, and there may be more to do.
+-- Returns how much was done: 250 or more, and there may be more to do.
 create function leasehold.maintain(
   p_keep_history interval default '7 days', p_most int default 1000, p_pause interval default '0'
 ) returns int
@@ -52,9 +52,9 @@ begin
   get diagnostics removed = row_count;
   done := done + removed;
   delete from leasehold.watcher w where w.until < t;
-  if pg_sequence_last_value('leasehold.followed') is not null and pg_try_advisory_xact_lock(leasehold._session_lock_class(), 0)
+  if pg_sequence_last_value('leasehold.watched') is not null and pg_try_advisory_xact_lock(leasehold._session_lock_class(), 0)
     and not exists (select from leasehold.watcher) then
-    perform setval('leasehold.followed', 1, false);
+    perform setval('leasehold.watched', 1, false);
   end if;
   -- A lock stays for each of these, too.
   delete from leasehold.session_lease l where l.id = any (array(
@@ -87,7 +87,7 @@ begin
             and (e.expires_at <= t or p_probe and leasehold._session_dead(e.session)))))
     order by r.namespace collate "C", r.name collate "C" limit p_most
   loop
-    -- One that somebody keeps locked, or a guarded transaction relies on, does not keep the others from being tidied up.
+    -- Skip a name that somebody has locked, or that a guarded transaction relies on: it must not delay the others.
     perform 1 from leasehold.resource r where r.namespace = u.namespace and r.name = u.name for no key update skip locked;
     continue when not found;
     if not u.idle then
@@ -103,11 +103,12 @@ begin
   return done;
 end $$;
 
--- A little of that, for callers of the SQL functions, who may have no instance of the library: one call in 500 removes up to
--- four times as many rows as 500 calls add, so that the tables stay small where each call has a name of its own. It looks
--- at blocks chosen at random, so that no two calls meet. What it removes stays locked until the caller's transaction ends, so
--- it removes only what nobody used for a day, few of those names that take advisory locks to remove, and nothing after a BEGIN.
--- Planned once: a connection that makes some thousand calls would plan for most of the samples it takes.
+-- Upkeep by the callers of the SQL functions, who may have no instance of the library: one call in 500 runs it. It looks at
+-- blocks chosen at random, so that no two calls meet, and removes up to four times as many rows as 500 calls add: the tables
+-- stay small even if every call has a name of its own.
+-- What it removes stays locked until the caller's transaction ends. So it removes only what nobody used for a day, few of
+-- the names that take advisory locks to remove, and nothing after a BEGIN.
+-- With a generic plan: a connection that makes some thousand calls would otherwise plan most of its samples anew.
 create function leasehold._maintain_sample(t timestamptz) returns void
 language plpgsql volatile set plan_cache_mode = force_generic_plan as $$
 declare
@@ -127,21 +128,7 @@ begin
     order by x.ended_at limit 2048 for update skip locked));
 end $$;
 
--- Which endings SQL callers and upkeep record: a all, p problems, o off. See record().
-create function leasehold._history() returns "char" language sql immutable as $$ select 'a'::"char" $$;
-
--- Chooses what the functions for any client record: `all`, `problems` or `off`. A constant costs them nothing.
-create function leasehold.record(p_history text) returns void
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
-begin
-  if p_history is null or p_history not in ('all', 'problems', 'off') then
-    raise exception 'history can be all, problems or off, not %', coalesce(p_history, 'null') using errcode = '22023';
-  end if;
-  execute format('create or replace function leasehold._history() returns "char" language sql immutable as %L',
-    format('select %L::"char"', left(p_history, 1)));
-end $$;
-
--- Whether nobody was through with maintain() in the last 20 s.
+-- True if no pass of maintain() finished in the last 20 s.
 create function leasehold.maintain_due() returns boolean
 language sql volatile security definer set search_path = pg_catalog, pg_temp as $$
   select u.finished_at not between clock_timestamp() - interval '20 s' and clock_timestamp() from leasehold.upkeep u

@@ -1,10 +1,24 @@
 -- What any client may call by name, psql and PostgREST included: locks with a ttl, in the
 -- namespace `default`, contending with the library's.
 
--- All leases of acquire_lock() share this id; the holder distinguishes them. To make one of name and holder would cost a call
--- as much as all its other checks.
+-- All leases of acquire_lock() share this id; the holder distinguishes them. Computing an id for each name and holder would
+-- cost a call as much as all its other checks.
 create function leasehold._sql_id() returns uuid
 language sql immutable as $$ select '6c656173-6568-6f6c-6420-2073716c2020'::uuid $$;
+
+-- Which endings SQL callers and upkeep record: a all, p problems, o off. See record().
+create function leasehold._history() returns "char" language sql immutable as $$ select 'a'::"char" $$;
+
+-- Chooses what the functions for any client record: `all`, `problems` or `off`. A constant costs them nothing.
+create function leasehold.record(p_history text) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  if p_history is null or p_history not in ('all', 'problems', 'off') then
+    raise exception 'history can be all, problems or off, not %', coalesce(p_history, 'null') using errcode = '22023';
+  end if;
+  execute format('create or replace function leasehold._history() returns "char" language sql immutable as %L',
+    format('select %L::"char"', left(p_history, 1)));
+end $$;
 
 create function leasehold._refuse_shape(p_name text, a leasehold.answer) returns void
 language plpgsql stable as $$
@@ -66,7 +80,7 @@ begin
     expires_at = t + p_ttl_seconds * interval '1 s', acquired_at = greatest(t, x.freed_at),
     fence = greatest(x.fence + 1, leasehold._micros(t))
   where x.namespace = 'default' and x.name = p_lock_name and x.id is null and x.last_fence is null
-    and pg_sequence_last_value('leasehold.followed') is null
+    and pg_sequence_last_value('leasehold.watched') is null
     -- As in _may_grant_free(): a name that was free before this transaction needs no lock that stays until commit.
     and x.freed_at < transaction_timestamp()
     and case when leasehold._arguments_valid(p_holder_id, p_ttl_seconds, p_metadata)
@@ -78,8 +92,8 @@ begin
   return leasehold._acquire_lock_contended(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata, found);
 end $$;
 
--- The same for a name that is new or not free. The holder that has it already keeps its fence and gets new times, be they
--- shorter, and metadata.
+-- Slow path of acquire_lock(), for a name that is new or not free. The holder that has it already keeps its fence and gets
+-- new metadata and a new expiry, even an earlier one.
 create function leasehold._acquire_lock_contended(
   p_lock_name text, p_holder_id text, p_ttl_seconds double precision, p_metadata jsonb, p_late boolean
 ) returns boolean
@@ -208,15 +222,15 @@ begin
 end $$;
 
 -- Whether release_lock() may end the holder of this row, in this transaction, by one statement: the row is plain, and
--- nobody follows events.
+-- nobody watches events.
 create function leasehold._releases_plainly(p_last_fence bigint) returns boolean
 language sql volatile as $$
   select p_last_fence is null
-    and case when pg_sequence_last_value('leasehold.followed') is null then current_setting('transaction_isolation') = 'read committed' end
+    and case when pg_sequence_last_value('leasehold.watched') is null then current_setting('transaction_isolation') = 'read committed' end
 $$;
 
--- The same for all else. A release that waited for its row ended it now, or at its expiry if earlier; one that did not wait
--- does a bit of upkeep.
+-- Slow path of release_lock(). A release that waited for its row ended it now, or at its expiry if earlier; one that did not
+-- wait does a bit of upkeep.
 create function leasehold._release_lock_contended(p_lock_name text, p_holder_id text, p_released_at timestamptz) returns boolean
 language plpgsql volatile set seq_page_cost = 100 as $$
 declare
@@ -282,7 +296,7 @@ begin
 end $$;
 
 -- The fence of that holder's live lease, to be stored with what is written, or for guard(); null if it has none.
--- Volatile: beside acquire_lock() in one statement it sees what that one did.
+-- Volatile: it must see what acquire_lock() wrote in the same statement.
 create function leasehold.fence_of(p_lock_name text, p_holder_id text) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
 set seq_page_cost = 100 as $$

@@ -1,7 +1,26 @@
 -- Locks that live as long as the calling connection: no expiry to guess. What ends without
 -- acquit() is recorded as disconnected; acquit() also records what went wrong.
 
--- Takes the lock or raises; answers the id that acquit() wants.
+-- Opens a session on this connection, for leases to be bound to; returns its id. The library calls it, too.
+create function leasehold.open_session(p_client text) returns int
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
+declare
+  -- Session locks survive a rollback: reuse one whose row was rolled back.
+  opened int := leasehold._own_session();
+begin
+  if opened is null then
+    -- Ids wrap around: skip those whose session is alive.
+    loop
+      opened := nextval('leasehold.session_id');
+      exit when pg_try_advisory_lock(leasehold._session_lock_class(), opened);
+    end loop;
+  end if;
+  insert into leasehold.session values (opened, pg_backend_pid(), clock_timestamp(), p_client)
+  on conflict (id) do update set pid = excluded.pid, opened_at = excluded.opened_at, client = excluded.client;
+  return opened;
+end $$;
+
+-- Takes the lock or raises; returns the id that acquit() wants.
 create function leasehold.acquire(x text) returns uuid
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
 declare

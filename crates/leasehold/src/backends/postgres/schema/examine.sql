@@ -19,7 +19,7 @@ select current_setting('server_version') as version,
     where s.relid in (to_regclass('leasehold.resource'), to_regclass('leasehold.entry'))) as dead_rows,
   (select coalesce(sum(s.n_live_tup), 0)::bigint from pg_stat_all_tables s
     where s.relid in (to_regclass('leasehold.resource'), to_regclass('leasehold.entry'))) as live_rows,
-  -- Transactions that keep rows of ours locked, or may, or share the key of a _guard_lock(): a call takes milliseconds.
+  -- Transactions older than 2 s that lock our rows, or may, or share a guard lock (see _guard_lock_class()).
   (select string_agg(format('process %s of %s (%s) since %s s', a.pid, a.usename, coalesce(nullif(a.application_name, ''), '?'),
       extract(epoch from clock_timestamp() - a.xact_start)::int), ', ' order by a.xact_start)
     from pg_stat_activity a where a.pid <> pg_backend_pid() and a.xact_start < clock_timestamp() - interval '2 s' and exists (

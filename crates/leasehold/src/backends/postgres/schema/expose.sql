@@ -22,7 +22,7 @@ begin
         or obj_description(c.oid, 'pg_class') is distinct from 'The same as leasehold.' || c.relname || '.')) o limit 1;
   if other is not null then
     raise exception '% is there already and does not belong to this schema', other
-      using errcode = 'LH001', hint = 'Rename or drop it, or expose the locks in another schema.';
+      using errcode = 'LH007', hint = 'Rename or drop it, or expose the locks in another schema.';
   end if;
   for f in
     select p.proname as name, pg_get_function_arguments(p.oid) as arguments, pg_get_function_result(p.oid) as result,
@@ -41,7 +41,7 @@ create or replace view /*target*/distributed_locks as select * from leasehold.di
 create or replace view /*target*/locks as select * from leasehold.locks;
 create or replace view /*target*/released as select * from leasehold.released;
 
--- Views have their owner's rights, and default privileges of the schema may give them away: nobody has one that is new here.
+-- Views run with their owner's rights: revoke what default privileges of the schema gave to others on the new ones.
 do $$
 declare
   granted record;

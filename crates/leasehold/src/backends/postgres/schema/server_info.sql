@@ -1,5 +1,5 @@
--- What kind of server this is. The name of its WAL file, which begins with the timeline and which a standby does not have,
--- and its start are its incarnation.
+-- What kind of server this is. Its incarnation is its timeline, with which the name of its WAL file begins, and its start
+-- time. On a standby `walfile` is null.
 select case when not pg_is_in_recovery() then pg_walfile_name(pg_current_wal_lsn()) end as walfile,
   pg_postmaster_start_time() as started,
   to_regprocedure('leasehold.version()') is not null as installed,

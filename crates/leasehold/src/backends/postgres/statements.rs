@@ -12,17 +12,17 @@ enum Text {
     Query(&'static str),
 }
 
-macro_rules! calls {
-    ($($call:ident => $text:expr),+ $(,)?) => {
+macro_rules! statements {
+    ($($statement:ident => $text:expr),+ $(,)?) => {
         /// A statement that a connection prepares once.
         #[derive(Clone, Copy, Debug)]
-        pub(super) enum Call { $($call),+ }
+        pub(super) enum Statement { $($statement),+ }
 
         const TEXTS: &[Text] = &[$($text),+];
     };
 }
 
-calls! {
+statements! {
     ServerInfo => Text::Query(include_str!("schema/server_info.sql")),
     OtherOwner => Text::Query(include_str!("schema/other_owner.sql")),
     Version => Text::Query(include_str!("schema/version.sql")),
@@ -41,7 +41,7 @@ calls! {
     Runs => Text::Function("list_runs", 4),
     Watch => Text::Function("watch", 2),
     OpenSession => Text::Function("open_session", 1),
-    Due => Text::Function("maintain_due", 0),
+    MaintainDue => Text::Function("maintain_due", 0),
     Maintain => Text::Function("maintain", 0),
     NeedsVacuum => Text::Query(include_str!("schema/needs_vacuum.sql")),
     Vacuum => Text::Query(include_str!("schema/vacuum.sql")),
@@ -57,16 +57,17 @@ calls! {
     AdvisoryUnlockPairShared => Text::Builtin("pg_advisory_unlock_shared", 2),
 }
 
-/// The texts of all calls, in their order, for functions in this schema.
+/// The texts of all statements, in their order, for functions in this schema.
 pub(super) fn texts(in_schema: &str) -> Vec<String> {
     TEXTS
         .iter()
         .map(|text| match text {
-            Text::Function(name, parameters) => {
-                schema::named(&format!("select * from leasehold.{name}({})", placeholders(*parameters)), in_schema)
-            }
+            Text::Function(name, parameters) => schema::with_schema_name(
+                &format!("select * from leasehold.{name}({})", placeholders(*parameters)),
+                in_schema,
+            ),
             Text::Builtin(name, parameters) => format!("select {name}({})", placeholders(*parameters)),
-            Text::Query(text) => schema::named(text, in_schema),
+            Text::Query(text) => schema::with_schema_name(text, in_schema),
         })
         .collect()
 }

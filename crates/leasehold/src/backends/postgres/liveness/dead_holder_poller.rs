@@ -9,23 +9,25 @@ use uuid::Uuid;
 
 use crate::{
     backend::HintSender,
-    backends::postgres::{calls::Call, connection::ConnectionRouter, decode, errors::Failure, ops::InstanceParams},
+    backends::postgres::{
+        connection::ConnectionRouter, decode, errors::Failure, ops::InstanceParams, statements::Statement,
+    },
     lease::{LeaseId, LeaseKey, Resource},
 };
 
 /// How often to check for dead holders; writes nothing while all are alive.
 const CHECK_EVERY: Duration = Duration::from_millis(300);
 
-/// The leases of this instance that wait behind a session-bound one.
+/// Polls for dead holders ahead of the leases of this instance that wait behind a session-bound one.
 #[derive(Debug, Default)]
-pub(in crate::backends::postgres) struct DeathWatch {
+pub(in crate::backends::postgres) struct DeadHolderPoller {
     waiting: Mutex<HashMap<LeaseId, Resource>>,
     wake: Notify,
 }
 
-impl DeathWatch {
-    /// Watches a lease that waits behind a session-bound one.
-    pub(in crate::backends::postgres) fn add(&self, key: &LeaseKey) {
+impl DeadHolderPoller {
+    /// Looks for dead holders ahead of this lease, which waits behind a session-bound one, until it no longer waits.
+    pub(in crate::backends::postgres) fn watch_for(&self, key: &LeaseKey) {
         self.waiting.lock().insert(key.id, key.resource.clone());
         self.wake.notify_one();
     }
@@ -58,12 +60,12 @@ impl DeathWatch {
             self.waiting.lock().iter().map(|(id, resource)| (*id, resource.clone())).collect();
         let names: Vec<&str> = waiting.iter().map(|(_, resource)| resource.as_str()).collect();
         let ids: Vec<Uuid> = waiting.iter().map(|(id, _)| Uuid::from_u128(id.as_u128())).collect();
-        // One of several may delay the others.
-        let about: &[LeaseId] = if let [(only, _)] = &*waiting { &[*only] } else { &[] };
+        // The call could delay some of these leases for the sake of another: a lease is exempt only if it is alone.
+        let exempt: &[LeaseId] = if let [(only, _)] = &*waiting { &[*only] } else { &[] };
         let reply = router
             .call_blocking(
-                about,
-                Call::SettleDead,
+                exempt,
+                Statement::SettleDead,
                 &[
                     (&instance.namespace, Type::TEXT),
                     (&instance.channel, Type::TEXT),
