@@ -16,7 +16,7 @@
 //! - `acquire` is idempotent: if the lease id already holds or waits, it renews that
 //!   lease and returns its decision. A client can thus repeat a request that was not answered.
 //! - `renew` and `release` identify a lease by its id, never by the resource name alone.
-//! - Hints about a lease go to the instance that requested it last.
+//! - Hints about a lease go to the instance that requested it, whoever renews or releases it.
 //! - Hints may be lost, duplicated, or arrive before the reply they belong to.
 //!   Losing all of them only adds latency: the next renewal returns the same information.
 //! - If a future is dropped, its operation happens completely or not at all.
