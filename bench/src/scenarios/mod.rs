@@ -10,9 +10,9 @@ mod postgres_library;
 mod redis_absent;
 mod redis_durability;
 mod redis_handoff;
+mod redis_many_leases;
 mod redis_pairs;
 mod redis_readers;
-mod redis_scale;
 mod redlock_pairs;
 mod redlock_tries;
 mod start_up;
@@ -59,7 +59,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     redis_pairs::SCENARIO,
     redis_handoff::SCENARIO,
     redis_readers::SCENARIO,
-    redis_scale::SCENARIO,
+    redis_many_leases::SCENARIO,
     redis_durability::SCENARIO,
     redis_absent::SCENARIO,
     redlock_pairs::SCENARIO,

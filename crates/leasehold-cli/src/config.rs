@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, de};
 
 use crate::{
     duration,
-    exit::{CommandError, Result},
+    error::{CommandError, Result},
     redact,
 };
 

@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use crate::{
     command_ended::{self, CommandEnded},
     duration::millis,
-    exit::{self, CommandError, Result},
+    error::{CommandError, Result},
+    exit,
 };
 
 /// A time in UTC with milliseconds: `2026-11-15T02:00:00.114Z`.

@@ -5,6 +5,7 @@ mod command_ended;
 mod commands;
 mod config;
 mod duration;
+mod error;
 mod exit;
 mod json;
 mod output;
@@ -25,7 +26,7 @@ use clap::{
 
 use self::{
     args::{Cli, LogFormat},
-    exit::CommandError,
+    error::CommandError,
     output::Output,
     settings::OutputStyle,
     variables::environment,

@@ -21,7 +21,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     args::LogFormat,
-    exit::CommandError,
+    error::CommandError,
     json, redact,
     settings::{Level, OutputStyle},
 };

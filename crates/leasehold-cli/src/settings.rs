@@ -12,7 +12,7 @@ use leasehold::backends::file::DefaultDirectory;
 use crate::{
     args::{Color, Global, LogFormat},
     config::Config,
-    exit::{CommandError, Result},
+    error::{CommandError, Result},
     redact, shell,
     variables::Environment,
 };

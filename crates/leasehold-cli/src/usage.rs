@@ -9,7 +9,7 @@ use clap::{
 
 use crate::{
     args::{Cli, LogFormat},
-    exit::CommandError,
+    error::CommandError,
     shell::word,
 };
 

@@ -2,7 +2,7 @@
 //!
 //! `unreachable_pub` makes sure that what is `pub` can be reached, so the sources are enough to know. A type goes by the
 //! path of the module that defines it: two types of one name stay apart.
-//! After a change that is meant: `LEASEHOLD_UPDATE=1 cargo test -p leasehold --test public_api`.
+//! After a change that is meant: `LEASEHOLD_UPDATE=1 cargo test -p leasehold --all-features --test public_api`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -10,7 +10,8 @@ use std::{
 };
 
 use syn::{
-    Attribute, Ident, ItemEnum, ItemMod, ItemStruct, ItemTrait, ItemType,
+    Attribute, Ident, ItemEnum, ItemMod, ItemStruct, ItemTrait, ItemType, Macro,
+    buffer::{Cursor, TokenBuffer},
     visit::{self, Visit},
 };
 
@@ -24,21 +25,18 @@ const SHARED: &[(&str, usize, &str)] = &[
     ("Dice", 2, "a seeded source of chance: the suite is published, the torture is not"),
     ("Drive", 2, "the driver of a Redis connection, and its stand-in on other systems"),
     ("Durability", 2, "which writes must have survived, in the options of each server"),
-    ("Ended", 2, "a lease that has ended: by the rule, and as Redis reports it"),
     ("EntryLine", 2, "a line of a file's record, written and read"),
     ("Guard", 2, "async, and blocking"),
     ("Guards", 2, "async, and blocking"),
     ("Header", 2, "the first line of a file's record, written and read"),
     ("HolderAndNote", 2, "a part of a record in Redis, written and read"),
     ("Leasehold", 2, "async, and blocking"),
-    ("Listener", 2, "receives what a server pushes"),
     ("Meters", 2, "metrics, and their stand-in without the feature"),
     ("Notifications", 2, "what a server pushes"),
     ("OperationAudience", 2, "whom an operation notifies, in each backend that runs the model itself"),
     ("Record", 2, "a resource or lease as a backend stores it"),
     ("Reply", 2, "an answer of the server with what the connection adds to it"),
     ("Result", 3, "of each crate's own error"),
-    ("Server", 2, "a Redis server: a private one for tests, what an examination finds about one"),
     ("Shared", 3, "what the clones of a handle share, private to each file of the Redis backend"),
     ("Socket", 2, "a socket to the server"),
     ("Tls", 2, "how a connection is encrypted, in the options of each server"),
@@ -49,6 +47,49 @@ const SHARED: &[(&str, usize, &str)] = &[
 struct Definitions {
     names: Vec<String>,
     test_modules: BTreeSet<String>,
+    /// Whether a macro defines a type whose name is a parameter: such a name cannot be found.
+    has_name_by_parameter: bool,
+}
+
+impl Definitions {
+    /// Finds types in the text of a macro, or of a call of one. `in_impl` says whether that text is the body of an
+    /// `impl` or a `trait`: a `type` there is no definition of its own.
+    fn find_in_macro(&mut self, mut rest: Cursor<'_>, in_impl: bool) {
+        let mut impl_follows = false;
+        loop {
+            if let Some((inside, _, _, after)) = rest.any_group() {
+                // Before `=>` is the pattern of a rule, which defines nothing.
+                let is_pattern = after.punct().is_some_and(|(mark, next)| {
+                    mark.as_char() == '=' && next.punct().is_some_and(|(mark, _)| mark.as_char() == '>')
+                });
+                if !is_pattern {
+                    self.find_in_macro(inside, in_impl || impl_follows);
+                }
+                rest = after;
+            } else if let Some((word, after)) = rest.ident() {
+                rest = after;
+                let word = word.to_string();
+                match word.as_str() {
+                    "impl" | "trait" => impl_follows = true,
+                    "struct" | "enum" | "type" | "fn" | "mod" => impl_follows = false,
+                    _ => {}
+                }
+                if !matches!(word.as_str(), "struct" | "enum" | "trait") && (word != "type" || in_impl) {
+                    continue;
+                }
+                if let Some((name, after)) = rest.ident() {
+                    self.names.push(name.to_string());
+                    rest = after;
+                } else if rest.punct().is_some_and(|(mark, _)| mark.as_char() == '$') {
+                    self.has_name_by_parameter = true;
+                }
+            } else if let Some((_, after)) = rest.token_tree() {
+                rest = after;
+            } else {
+                return;
+            }
+        }
+    }
 }
 
 fn is_for_tests(attribute: &Attribute) -> bool {
@@ -78,6 +119,10 @@ impl<'ast> Visit<'ast> for Definitions {
 
     fn visit_item_type(&mut self, item: &'ast ItemType) {
         self.names.push(item.ident.to_string());
+    }
+
+    fn visit_macro(&mut self, text: &'ast Macro) {
+        self.find_in_macro(TokenBuffer::new2(text.tokens.clone()).begin(), false);
     }
 }
 
@@ -111,6 +156,8 @@ fn a_type_name_has_one_meaning() {
         .collect();
     let mut places: BTreeMap<&str, Vec<&Path>> = BTreeMap::new();
     for (path, found) in sources.iter().filter(|(path, _)| !tests.contains(*path)) {
+        let file = path.display();
+        assert!(!found.has_name_by_parameter, "{file}: write the name of the type into the text of the macro");
         for name in &found.names {
             places.entry(name).or_default().push(path);
         }
@@ -132,4 +179,16 @@ fn definitions_are_found_outside_of_tests_only() {
     assert_eq!(found.names, ["A", "B", "C", "D", "E"]);
     assert_eq!(found.test_modules.into_iter().collect::<Vec<_>>(), ["elsewhere", "tests"]);
     assert_eq!(files_of(Path::new("a/b.rs"), "c"), [PathBuf::from("a/c.rs"), PathBuf::from("a/b/c.rs")]);
+}
+
+#[test]
+fn definitions_are_found_in_macros_too() {
+    let found = definitions(
+        "macro_rules! calls { (struct $call:ident, $($rest:ident),*) => { $( enum A {} )* \
+         impl Deref for A { type Target = u8; } trait B { type Item; } type C = A; }; } \
+         calls! { pub struct D; mod inner { enum E {} } } fn f() { say!(struct F;); }",
+    );
+    assert_eq!(found.names, ["A", "B", "C", "D", "E", "F"]);
+    assert!(!found.has_name_by_parameter);
+    assert!(definitions("macro_rules! types { ($name:ident) => { struct $name; }; }").has_name_by_parameter);
 }

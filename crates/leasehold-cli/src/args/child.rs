@@ -11,7 +11,7 @@ use leasehold_supervise::{KillMode, Limits, OnLost, Stragglers, kill_after};
 
 use crate::{
     duration,
-    exit::{CommandError, Result},
+    error::{CommandError, Result},
 };
 
 /// The command to run, and what becomes of it when the lock goes.

@@ -18,8 +18,8 @@ use super::{
 use crate::{
     args::AcquireArgs,
     duration::{Measured, millis},
-    exit::{self, CommandError, Result},
-    json,
+    error::{CommandError, Result},
+    exit, json,
     output::Line,
     variables::environment,
     work::{

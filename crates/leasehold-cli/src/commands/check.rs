@@ -12,8 +12,8 @@ use super::{CommandContext, lease_arg, unknown_lock};
 use crate::{
     args::{CheckArgs, LeaseArgs},
     duration::Brief,
-    exit::{self, Result},
-    json,
+    error::Result,
+    exit, json,
     output::Line,
     work::{lock_request, runs},
 };

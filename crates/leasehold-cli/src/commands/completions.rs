@@ -16,8 +16,8 @@ use leasehold::{
 
 use crate::{
     args::{Cli, CompletionsArgs, Global, Shell},
-    exit::{self, CommandError, Result},
-    json,
+    error::{CommandError, Result},
+    exit, json,
     settings::Settings,
     variables::environment,
 };

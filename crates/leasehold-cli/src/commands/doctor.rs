@@ -14,8 +14,8 @@ use serde_json::json;
 use super::{CommandContext, lacks_schema};
 use crate::{
     duration::{Brief, Measured},
-    exit::{self, Result},
-    json, redact,
+    error::Result,
+    exit, json, redact,
     work::connect_retry::ConnectRetry,
 };
 

@@ -13,8 +13,8 @@ use super::{CommandContext, time_format};
 use crate::{
     args::ElectArgs,
     duration::{Brief, millis},
-    exit::{self, CommandError, Result},
-    json,
+    error::{CommandError, Result},
+    exit, json,
     output::{Line, Output},
     shell,
     variables::environment,

@@ -12,8 +12,8 @@ use super::{CommandContext, lock_summary::LockSummary};
 use crate::{
     args::EvictArgs,
     duration::Brief,
-    exit::{self, CommandError, Result},
-    json,
+    error::{CommandError, Result},
+    exit, json,
     output::Line,
     settings::Level,
     shell,

@@ -12,8 +12,8 @@ use super::{CommandContext, time_format, unknown_lock};
 use crate::{
     args::{HistoryArgs, When},
     duration::Brief,
-    exit::{self, Result},
-    json,
+    error::Result,
+    exit, json,
     output::Line,
     redact,
     settings::Level,

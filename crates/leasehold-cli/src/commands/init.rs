@@ -27,8 +27,8 @@ use serde_json::json;
 use super::CommandContext;
 use crate::{
     args::InitArgs,
-    exit::{self, CommandError, Result},
-    json,
+    error::{CommandError, Result},
+    exit, json,
     work::lock_request::WaitLimit,
 };
 

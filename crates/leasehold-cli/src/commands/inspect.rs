@@ -24,8 +24,8 @@ use crate::{
     args::InspectArgs,
     command_ended::{self, CommandEnded},
     duration::{Brief, Measured, millis},
-    exit::{self, Result},
-    json, shell,
+    error::Result,
+    exit, json, shell,
     work::{identity::short, lock_request, runs},
 };
 

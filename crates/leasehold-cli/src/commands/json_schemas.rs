@@ -2,8 +2,8 @@
 
 use crate::{
     args::SchemaArgs,
-    exit::{self, CommandError, Result},
-    json,
+    error::{CommandError, Result},
+    exit, json,
 };
 
 macro_rules! schemas {

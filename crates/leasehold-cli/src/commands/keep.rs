@@ -41,9 +41,14 @@ use tokio::{
 use super::CommandContext;
 use crate::{
     args::AcquireArgs,
-    exit::{self, CommandError, Result},
+    error::{CommandError, Result},
+    exit,
     output::{Line, Output},
-    work::run_under_lease::{RELEASE_LIMIT, evicted, lost, recorded_ending, who_evicted},
+    work::{
+        lease_ending::{recorded_ending, who_evicted},
+        messages,
+        run_under_lease::RELEASE_LIMIT,
+    },
 };
 
 /// How long to look whether a lease was released, before its process learns that it is lost.
@@ -245,7 +250,7 @@ impl DetachedHolder {
             let _ended_meanwhile = pidfd_send_signal(self.process.get_ref(), signal.into());
         }
         if let Some(details) = who_evicted(locks, &lease).await {
-            output.print(evicted(&lease, &details));
+            output.print(messages::evicted(&lease, &details));
         }
         tokio::select! {
             biased;
@@ -286,7 +291,7 @@ impl DetachedHolder {
             Some(signal) => format!("Sending {signal} to {process}"),
             None => format!("{process} goes on without the lock (--on-lost continue)"),
         };
-        output.print(lost(lease, loss, &what));
+        output.print(messages::lost(lease, loss, &what));
     }
 }
 

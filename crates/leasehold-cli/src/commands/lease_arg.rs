@@ -18,8 +18,8 @@ use super::CommandContext;
 use crate::{
     args::LeaseArgs,
     duration::Brief,
-    exit::{self, CommandError, Result},
-    json,
+    error::{CommandError, Result},
+    exit, json,
     output::Line,
     variables::environment,
     work::wait::held_by,

@@ -15,8 +15,8 @@ use super::{
 use crate::{
     args::{ListArgs, SortBy},
     duration::Brief,
-    exit::{self, Result},
-    json, redact,
+    error::Result,
+    exit, json, redact,
     table::{self, Table},
 };
 

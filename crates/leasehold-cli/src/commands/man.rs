@@ -7,8 +7,8 @@ use clap_mangen::Man;
 
 use crate::{
     args::{Cli, ManArgs},
-    exit::{self, CommandError, Result},
-    json,
+    error::{CommandError, Result},
+    exit, json,
 };
 
 /// What a code means, in the commands that take a lock.

@@ -32,7 +32,8 @@ use leasehold::{Holder, Leasehold, backends::file::DefaultDirectory};
 
 use crate::{
     args::{ChildArgs, Cli, Command, Global},
-    exit::{self, CommandError, Result},
+    error::{CommandError, Result},
+    exit,
     output::{Line, Output},
     redact,
     settings::{Level, Settings},

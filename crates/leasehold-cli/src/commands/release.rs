@@ -4,7 +4,7 @@ use leasehold::{Outcome, lease::Released};
 use serde_json::json;
 
 use super::{CommandContext, lease_arg};
-use crate::{args::LeaseArgs, exit::Result, output::Line};
+use crate::{args::LeaseArgs, error::Result, output::Line};
 
 /// Ends the lease; exit 1 if it had ended before.
 pub(crate) async fn run(context: &CommandContext<'_>, args: &LeaseArgs) -> Result<u8> {

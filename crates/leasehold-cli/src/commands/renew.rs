@@ -9,7 +9,7 @@ use super::{CommandContext, lease_arg};
 use crate::{
     args::RenewArgs,
     duration::{Brief, millis},
-    exit::{CommandError, Result},
+    error::{CommandError, Result},
     output::Line,
 };
 

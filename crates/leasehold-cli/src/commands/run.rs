@@ -13,8 +13,8 @@ use super::CommandContext;
 use crate::{
     args::{FlockArgs, RunArgs},
     duration::Brief,
-    exit::{self, CommandError, Result},
-    json,
+    error::{CommandError, Result},
+    exit, json,
     output::Line,
     settings::{Level, Settings},
     variables::environment,

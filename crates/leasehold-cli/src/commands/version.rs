@@ -3,11 +3,7 @@
 use leasehold::backends;
 use serde_json::json;
 
-use crate::{
-    exit::{self, Result},
-    json,
-    output::Output,
-};
+use crate::{error::Result, exit, json, output::Output};
 
 /// Prints the version and the backends that were built in.
 pub(crate) fn run(output: &Output) -> Result<u8> {

@@ -7,8 +7,8 @@ use leasehold::lease::{Event, EventKind, Names};
 use super::{CommandContext, time_format};
 use crate::{
     args::{EventArg, WatchArgs},
-    exit::{self, CommandError, Result},
-    json,
+    error::{CommandError, Result},
+    exit, json,
     output::Line,
     work::identity::short,
 };

@@ -12,7 +12,8 @@ use leasehold::{
 use super::lock_request::WaitLimit;
 use crate::{
     duration::Brief,
-    exit::{self, CommandError},
+    error::CommandError,
+    exit,
     output::{Line, Output},
     settings::Settings,
 };

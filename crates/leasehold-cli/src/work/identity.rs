@@ -6,7 +6,7 @@ use leasehold::{Holder, Leasehold, Metadata};
 use serde_json::Value;
 
 use crate::{
-    exit::{CommandError, Result},
+    error::{CommandError, Result},
     variables::Environment,
 };
 

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use crate::{
     args::AskArgs,
-    exit::{CommandError, Result},
+    error::{CommandError, Result},
 };
 
 /// One lease, or several, to be asked for.

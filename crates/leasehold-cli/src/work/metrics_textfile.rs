@@ -13,7 +13,7 @@ use std::{
 };
 
 use super::report::{Report, RunOutcome};
-use crate::exit::{CommandError, Result};
+use crate::error::{CommandError, Result};
 
 /// Upper ends of the buckets for times, in seconds.
 const BUCKETS: [f64; 21] = [

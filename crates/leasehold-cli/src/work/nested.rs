@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::lock_request::{LockRequest, WaitLimit};
 use crate::{
-    exit::{CommandError, Result},
+    error::{CommandError, Result},
     variables::Environment,
 };
 

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::{
     duration::millis,
-    exit::{CommandError, Result},
+    error::{CommandError, Result},
     json,
 };
 

@@ -1,21 +1,27 @@
-//! Runs a command under leases that are held, reports what happens, and releases them.
+//! Runs a command under guards that the caller has acquired, reports what happens, and releases them.
 
 use std::{os::fd::OwnedFd, time::Duration};
 
 use leasehold::{
     ErrorKind, Guard, Lease, Leasehold, Loss, Outcome, Resource,
     clock::{Clock, SystemClock},
-    lease::{EndedLease, Ending, HistoryFilter, Moment, Names, Released},
+    lease::{Ending, Moment, Released},
 };
 use leasehold_supervise::{
-    Cause, ChildEnd, Launch, Limits, NotStarted, Notice, Signals, Status, Straggler, Stragglers, signal_name, supervise,
+    Cause, ChildEnd, Launch, Limits, NotStarted, Notice, Signals, Status, signal_name, supervise,
 };
 
-use super::{report::RunOutcome, runs, supervisor_entry};
+use super::{
+    lease_ending::{HISTORY_LIMIT, recorded_ending, who_evicted},
+    messages,
+    report::RunOutcome,
+    runs,
+};
 use crate::{
     command_ended,
     duration::{Brief, Measured},
-    exit::{self, CommandError},
+    error::CommandError,
+    exit,
     output::{Line, Output},
     settings::Level,
 };
@@ -25,13 +31,6 @@ pub(crate) const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
 /// A longer wait after the command has ended explains itself on a terminal.
 const EXPLAIN_AFTER: Duration = Duration::from_secs(2);
-
-/// How long the history may take to say who evicted us, and how often to look.
-const HISTORY_LIMIT: Duration = Duration::from_secs(1);
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
-
-/// How many processes a line names.
-const MAX_NAMED_PROCESSES: usize = 5;
 
 /// The command and the rules it runs by.
 #[derive(Debug)]
@@ -125,82 +124,20 @@ impl Work {
         signals: &mut Signals,
         output: &Output,
     ) -> Result<ChildEnd, NotStarted> {
+        let command = self.launch.name();
         let mut notify = |notice| {
             // A lease that is gone is no longer in doubt, though its command may go on.
             let is_known = matches!(notice, Notice::InDoubt { lease, .. } if leases[lease].loss().is_some());
             if !is_known {
-                output.print(self.message(notice, leases));
+                output.print(messages::of_notice(notice, &command, leases, &self.place, self.limits));
             }
         };
         supervise(&self.launch, leases, self.limits, inherit, signals, &mut notify).await
     }
 
-    fn message(&self, notice: Notice, leases: &[Lease]) -> Line {
-        let command = self.launch.name();
-        let lock = |at: usize| leases.get(at).map(|lease| lease.resource().to_string()).unwrap_or_default();
-        match notice {
-            Notice::Started { pid } => Line::debug(format!("{command} runs as process {pid}")),
-            Notice::InDoubt { lease, left } => Line::warning(format!(
-                "cannot renew {} ({}); {} left on the lease",
-                lock(lease),
-                self.place,
-                Brief(left)
-            ))
-            .with("lock", lock(lease)),
-            Notice::Stopping { cause: Cause::Lost(loss), signal, grace } => {
-                let how = stopping(&signal.to_string(), grace);
-                lost(lost_one(leases), loss, &format!("Stopping {command} ({how})"))
-            }
-            Notice::FoundLost { loss } => lost_before_the_end(lost_one(leases), loss, &command),
-            Notice::Stopping { cause: Cause::MaxHold, grace, .. } => Line::new(
-                "max_hold",
-                format!(
-                    "{} was held for {}, as long as --max-hold allows. Stopping {command} (TERM, then KILL in {})",
-                    lock(0),
-                    Brief(self.limits.max_hold.unwrap_or_default()),
-                    Brief(grace.unwrap_or_default())
-                ),
-            ),
-            Notice::Stopping { cause: Cause::Interrupt, signal, grace } => Line::new(
-                "interrupted",
-                format!("{signal} passed on to {command}; KILL follows in {}", Brief(grace.unwrap_or_default())),
-            ),
-            Notice::ContinuesWithoutLease { loss } => {
-                lost(&leases[0], loss, &format!("{command} goes on without the lock (--on-lost continue)"))
-            }
-            Notice::Stragglers { left, choice } => {
-                let names = listed(&left);
-                let words = match choice {
-                    Stragglers::Stop => format!(
-                        "{command} ended and left {names} running: TERM, then KILL in {}",
-                        Brief(self.limits.kill_after)
-                    ),
-                    Stragglers::Wait if left.len() == 1 => {
-                        format!("{command} ended; the lock is kept until {names} ends (--stragglers wait)")
-                    }
-                    Stragglers::Wait => {
-                        format!("{command} ended; the lock is kept until {names} end (--stragglers wait)")
-                    }
-                    Stragglers::Leave if left.len() == 1 => {
-                        format!("{command} ended; {names} goes on without the lock (--stragglers leave)")
-                    }
-                    Stragglers::Leave => {
-                        format!("{command} ended; {names} go on without the lock (--stragglers leave)")
-                    }
-                };
-                Line::new("stragglers", words)
-                    .with("pids", left.iter().map(|straggler| straggler.pid).collect::<Vec<_>>())
-            }
-            Notice::Overdue => Line::warning(format!(
-                "{command} or what it started does not die of KILL; the lock is kept until it does"
-            )),
-            other => supervisor_entry::message(&other, &command).unwrap_or_else(|| Line::debug(format!("{other:?}"))),
-        }
-    }
-
     fn judge(&self, ended: ChildEnd, acquired: Moment, output: &Output) -> WorkResult {
         let command = self.launch.name();
-        let how = how(ended.status);
+        let how = messages::how(ended.status);
         let of_child = match ended.status {
             Status::Exited(code) => code,
             Status::Killed(number) => exit::of_signal(number),
@@ -222,7 +159,7 @@ impl Work {
         output.print(Line::debug(format!("{command} {how}")));
         let held = SystemClock.now().since(acquired);
         let details = match ended.cause {
-            Some(Cause::Lost(loss)) => Some(loss_message(loss).to_owned()),
+            Some(Cause::Lost(loss)) => Some(messages::loss_message(loss).to_owned()),
             _ => match ended.status {
                 _ if outcome != RunOutcome::Failed => None,
                 Status::Exited(code) => Some(format!("its command ended with code {code}")),
@@ -235,13 +172,13 @@ impl Work {
     /// A lease was lost before the command was started.
     fn lost_before(&self, loss: Loss, leases: &[Lease], acquired: Moment, output: &Output) -> WorkResult {
         if let Some(lease) = leases.iter().find(|lease| lease.check().is_err()).or(leases.first()) {
-            output.print(lost(lease, loss, &format!("{} was not started", self.launch.name())));
+            output.print(messages::lost(lease, loss, &format!("{} was not started", self.launch.name())));
         }
         WorkResult {
             exit_code: exit::LOST,
             outcome: RunOutcome::Lost,
             reason: Some(loss.as_str().to_owned()),
-            details: Some(loss_message(loss).to_owned()),
+            details: Some(messages::loss_message(loss).to_owned()),
             ended: None,
             held: SystemClock.now().since(acquired),
             unreleased: None,
@@ -256,7 +193,7 @@ impl Work {
         acquired: Moment,
         output: &Output,
     ) -> WorkResult {
-        let words = format!("cannot run {}: {}", self.launch.name(), bare(error));
+        let words = format!("cannot run {}: {}", self.launch.name(), messages::bare(error));
         let line = Line::new("exec_failed", words).at(Level::Quiet);
         output.print(match &self.if_not_found {
             Some(hint) if error.kind() == std::io::ErrorKind::NotFound => line.hint(hint),
@@ -265,13 +202,13 @@ impl Work {
         let mut done = WorkResult {
             exit_code: exit::of_exec(error),
             outcome: RunOutcome::ExecFailed,
-            reason: Some(bare(error)),
+            reason: Some(messages::bare(error)),
             details: None,
             ended: None,
             held: SystemClock.now().since(acquired),
             unreleased: None,
         };
-        self.release(guards, Outcome::failed("exec_failed", bare(error)), &mut done, output).await;
+        self.release(guards, Outcome::failed("exec_failed", messages::bare(error)), &mut done, output).await;
         done
     }
 
@@ -298,7 +235,7 @@ impl Work {
             format!(
                 "{} {}; {} is kept for {} more (--min-hold)",
                 self.launch.name(),
-                how(status),
+                messages::how(status),
                 lease.resource(),
                 Brief(left)
             ),
@@ -374,11 +311,11 @@ impl Work {
 
     fn found_gone(&self, lease: &Lease, done: &mut WorkResult, output: &Output) {
         let loss = lease.loss().unwrap_or(Loss::Gone);
-        output.print(lost_before_the_end(lease, loss, &self.launch.name()));
+        output.print(messages::lost_before_the_end(lease, loss, &self.launch.name()));
         done.exit_code = exit::LOST;
         done.outcome = RunOutcome::Lost;
         done.reason = Some(loss.as_str().to_owned());
-        done.details = Some(loss_message(loss).to_owned());
+        done.details = Some(messages::loss_message(loss).to_owned());
     }
 }
 
@@ -387,80 +324,13 @@ async fn say_who_ended(locks: &Leasehold, leases: &[Lease], done: &mut WorkResul
     for lease in leases {
         if let Some(details) = who_evicted(locks, lease).await {
             done.reason = Some(Loss::Evicted.as_str().to_owned());
-            done.details = Some(format!("{}: {details}", loss_message(Loss::Evicted)));
-            output.print(evicted(lease, &details));
+            done.details = Some(format!("{}: {details}", messages::loss_message(Loss::Evicted)));
+            output.print(messages::evicted(lease, &details));
         } else if lease.loss() == Some(Loss::Gone)
             && let Ok(Some(Ending::Released | Ending::Failed)) = recorded_ending(locks, lease, HISTORY_LIMIT).await
         {
-            let name = lease.resource();
-            let words =
-                format!("{name} was released, with its handle: by the command, which has it (LEASEHOLD_LEASE)?");
-            output.print(Line::new("released_by_handle", words).with("lock", name.as_str()));
+            output.print(messages::released_by_handle(lease));
         }
-    }
-}
-
-/// How this lease ended by the history, `None` if the history does not have it. Fails if the history cannot be read
-/// within the limit.
-pub(crate) async fn recorded_ending(locks: &Leasehold, lease: &Lease, limit: Duration) -> exit::Result<Option<Ending>> {
-    let filter = HistoryFilter::new(Names::Exactly(lease.resource().clone())).limit(1000);
-    let read = tokio::time::timeout(limit, locks.history(&filter)).await;
-    let history = read.map_err(|_| CommandError::unavailable("the history was not read in time"))??;
-    Ok(history.iter().find(|ended| ended.fence == Some(lease.fence())).map(|ended| ended.ending))
-}
-
-/// Who took this lease away and why, if somebody did and the history has it.
-pub(crate) async fn who_evicted(locks: &Leasehold, lease: &Lease) -> Option<String> {
-    // A holder that missed the notification knows only that its lease is gone, or was when it released it.
-    let is_certain = match lease.loss()? {
-        Loss::Evicted => true,
-        Loss::Gone | Loss::Released => false,
-        _ => return None,
-    };
-    eviction(locks, lease, is_certain.then(|| SystemClock.now().after(HISTORY_LIMIT))).await
-}
-
-/// `x was evicted: host gone (by alice@web-3)`
-pub(crate) fn evicted(lease: &Lease, details: &str) -> Line {
-    let name = lease.resource();
-    Line::new("evicted", format!("{name} was evicted: {details}")).with("lock", name.as_str()).with("details", details)
-}
-
-/// `LOST x: not renewed in time. Stopping ./reindex`
-pub(crate) fn lost(lease: &Lease, loss: Loss, what: &str) -> Line {
-    let name = lease.resource();
-    Line::lost(format!("{name}: {}. {what}", loss_message(loss)))
-        .with("lock", name.as_str())
-        .with("reason", loss.as_str())
-}
-
-/// `LOST x: not renewed in time before ./reindex had ended`
-fn lost_before_the_end(lease: &Lease, loss: Loss, command: &str) -> Line {
-    let name = lease.resource();
-    Line::lost(format!("{name}: {} before {command} had ended", loss_message(loss)))
-        .with("lock", name.as_str())
-        .with("reason", loss.as_str())
-}
-
-/// The first that is lost by now.
-fn lost_one(leases: &[Lease]) -> &Lease {
-    leases.iter().find(|lease| lease.check().is_err()).unwrap_or(&leases[0])
-}
-
-/// What the history has of the eviction of this lease. `file:` notifies the holder before it writes the history, so it
-/// is read again until then.
-async fn eviction(locks: &Leasehold, lease: &Lease, until: Option<Moment>) -> Option<String> {
-    let filter = HistoryFilter::new(Names::Exactly(lease.resource().clone())).failures(true).limit(1000);
-    loop {
-        let read = tokio::time::timeout(HISTORY_LIMIT, locks.history(&filter)).await.ok()?.ok()?;
-        let is_it = |ended: &EndedLease| ended.fence == Some(lease.fence()) && ended.ending == Ending::Evicted;
-        if let Some(ended) = read.into_iter().find(is_it) {
-            return ended.problem.map(|problem| problem.details);
-        }
-        if until.is_none_or(|until| SystemClock.now() >= until) {
-            return None;
-        }
-        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -474,68 +344,12 @@ fn not_released(name: &str, left: Option<Duration>, why: &str, done: &mut WorkRe
     done.unreleased = Some(CommandError::unavailable(words));
 }
 
-/// `sleep (4121), sh (4122)`, and how many more.
-pub(crate) fn listed(processes: &[Straggler]) -> String {
-    let named: Vec<String> = processes
-        .iter()
-        .take(MAX_NAMED_PROCESSES)
-        .map(|process| format!("{} ({})", process.name, process.pid))
-        .collect();
-    let rest = processes.len() - named.len();
-    let more = if rest == 0 { String::new() } else { format!(" and {rest} more") };
-    named.join(", ") + &more
-}
-
-/// `TERM, then KILL in 5s`
-fn stopping(signal: &str, grace: Option<Duration>) -> String {
-    match grace {
-        Some(grace) if grace < Duration::from_millis(1) => format!("{signal}, then KILL at once"),
-        Some(grace) => format!("{signal}, then KILL in {}", Brief(grace)),
-        None => signal.to_owned(),
-    }
-}
-
-/// `ended with code 3`, `ended by KILL`
-fn how(status: Status) -> String {
-    match status {
-        Status::Exited(code) => format!("ended with code {code}"),
-        Status::Killed(number) => format!("ended by {}", signal_name(number)),
-    }
-}
-
-fn loss_message(loss: Loss) -> &'static str {
-    match loss {
-        Loss::RenewTimeout => "not renewed in time",
-        Loss::Evicted => "evicted by an operator",
-        Loss::Gone => "the backend no longer knows the lease",
-        _ => "no longer held",
-    }
-}
-
-/// The error without the number that only programmers read.
-fn bare(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or(&text).to_owned()
-}
-
 #[cfg(test)]
 mod tests {
-    use leasehold_supervise::{KillMode, OnLost};
+    use leasehold_supervise::{KillMode, OnLost, Stragglers};
 
     use super::*;
     use crate::settings::OutputStyle;
-
-    #[test]
-    fn a_command_without_time_left_is_killed_at_once() {
-        let micros = Duration::from_micros;
-        for (grace, words) in [
-            (Some(micros(5_000_000)), "TERM, then KILL in 5s"),
-            (Some(micros(300)), "TERM, then KILL at once"),
-            (None, "TERM"),
-        ] {
-            assert_eq!(stopping("TERM", grace), words);
-        }
-    }
 
     #[tokio::test]
     async fn a_command_whose_lock_is_lost_before_its_start_counts_as_lost() {

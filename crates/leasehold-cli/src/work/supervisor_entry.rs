@@ -1,14 +1,14 @@
-//! The entry point of the supervisor, a second process of this program, and the messages that it prints.
+//! The entry point of the supervisor, a second process of this program.
 
 use std::{ffi::OsString, process::ExitCode};
 
-use leasehold_supervise::{Notice, Supervisor};
+use leasehold_supervise::Supervisor;
 
-use super::run_under_lease::listed;
+use super::messages;
 use crate::{
     args::LogFormat,
     exit,
-    output::{Line, Output},
+    output::Output,
     settings::{Level, OutputStyle},
 };
 
@@ -56,32 +56,10 @@ pub(crate) fn run(args: &[OsString]) -> Option<ExitCode> {
     let output = Output::new(decode_style(&style.to_string_lossy()));
     let command = supervisor.name();
     let code = supervisor.run(&mut |notice| {
-        if let Some(line) = message(&notice, &command) {
+        if let Some(line) = messages::of_supervision(&notice, &command) {
             output.print(line);
         }
     });
     output.finish();
     Some(code)
-}
-
-/// The message for what the holder and the supervisor report about each other, or about processes that they may not
-/// stop; `None` for notices that `run_under_lease.rs` words.
-pub(crate) fn message(notice: &Notice, command: &str) -> Option<Line> {
-    match notice {
-        Notice::HolderGone => Some(Line::warning(format!(
-            "leasehold was killed while {command} ran under its lock: killing {command} and what it started"
-        ))),
-        Notice::HolderHangs => {
-            Some(Line::warning(format!("leasehold hangs or is stopped: stopping {command} before the lease ends")))
-        }
-        Notice::SupervisorGone => Some(Line::warning(format!(
-            "the supervisor of {command} was killed: killing {command} and what it started"
-        ))),
-        Notice::Denied { left } => Some(
-            Line::warning(format!("not permitted to stop {}, which must not go on without the lock", listed(left)))
-                .hint("stop it with the rights it has, such as those of root")
-                .with("pids", left.iter().map(|process| process.pid).collect::<Vec<_>>()),
-        ),
-        _ => None,
-    }
 }

@@ -13,8 +13,8 @@ use super::{connect_retry::ConnectRetry, identity::short, lock_request::WaitLimi
 use crate::{
     command_ended::CommandEnded,
     duration::{Brief, Measured, millis},
-    exit::{self, Result},
-    json,
+    error::Result,
+    exit, json,
     output::{Line, Output},
     settings::{Level, Settings},
     shell,

@@ -5,9 +5,9 @@
 #[path = "../sandbox/mod.rs"]
 mod sandbox;
 
+mod fifo;
 mod increments;
 mod killed;
-mod once_each;
 mod waiters;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -120,14 +120,14 @@ pub(super) async fn contended(context: TrialContext, way: Way) {
 
 pub(super) async fn every_call(context: TrialContext) {
     let truth = context.locks().await;
-    for call in 0..CALLS {
+    for &call in DroppedCall::EVERY {
         for contended in [false, true] {
             let (faulty, one) = slow_locks(&context).await;
             let held = if contended { Some(truth.write("x").acquire().await.expect("free")) } else { None };
-            let begin = || attempt(&one, call, contended);
-            let least = if call == ALL && !contended { 3 } else { 1 };
+            let begin = || call.begin(&one, contended);
+            let least = if call == DroppedCall::All && !contended { 3 } else { 1 };
             sweep(least, if contended { 3 } else { 12 }, begin, async |polls| {
-                let what = format!("call {call}, contended: {contended}, {polls} polls: nothing is left");
+                let what = format!("{call:?}, contended: {contended}, {polls} polls: nothing is left");
                 soon(&what, async || left(&truth).await == usize::from(contended)).await;
             })
             .await;
@@ -140,28 +140,50 @@ pub(super) async fn every_call(context: TrialContext) {
     }
 }
 
-/// How many calls `attempt` makes.
-const CALLS: usize = 8;
-/// The call that gets three leases, one after the other.
-const ALL: usize = 4;
+/// A call that gets a lease, or several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DroppedCall {
+    Read,
+    TryRead,
+    TryOrBusy,
+    SharedByHolder,
+    /// Gets three leases, one after the other.
+    All,
+    With,
+    MaxHold,
+    Campaign,
+}
 
-/// One of the calls that get something. Each contends with a lock of `x`, or does nothing if `contended`.
-fn attempt(locks: &Leasehold, call: usize, contended: bool) -> DroppedAttempt<'static> {
-    let locks = locks.clone();
-    Box::pin(async move {
-        match call {
-            0 => drop(locks.read("x").acquire().await),
-            1 => drop(locks.read("x").try_acquire().await),
-            2 => drop(locks.mutex("x").try_acquire_or_busy().await),
-            3 => drop(locks.mutex("x").shared_by_holder().acquire().await),
-            ALL => drop(locks.all(["a", "x", "z"]).acquire().await),
-            5 => drop(locks.mutex("x").with(async |lease| lease.check()).await),
-            6 => drop(locks.mutex("x").max_hold(SOON).acquire().await),
-            7 if contended => {}
-            7 => drop(locks.election("y").campaign().await),
-            _ => unreachable!("there are {CALLS} calls"),
-        }
-    })
+impl DroppedCall {
+    const EVERY: &[Self] = &[
+        Self::Read,
+        Self::TryRead,
+        Self::TryOrBusy,
+        Self::SharedByHolder,
+        Self::All,
+        Self::With,
+        Self::MaxHold,
+        Self::Campaign,
+    ];
+
+    /// Begins the call. If it is `contended`, somebody holds the write lock of `x`: the call then wants `x`, too, or
+    /// does nothing if it cannot, as an election of a name that is in use as a lock.
+    fn begin(self, locks: &Leasehold, contended: bool) -> DroppedAttempt<'static> {
+        let locks = locks.clone();
+        Box::pin(async move {
+            match self {
+                Self::Read => drop(locks.read("x").acquire().await),
+                Self::TryRead => drop(locks.read("x").try_acquire().await),
+                Self::TryOrBusy => drop(locks.mutex("x").try_acquire_or_busy().await),
+                Self::SharedByHolder => drop(locks.mutex("x").shared_by_holder().acquire().await),
+                Self::All => drop(locks.all(["a", "x", "z"]).acquire().await),
+                Self::With => drop(locks.mutex("x").with(async |lease| lease.check()).await),
+                Self::MaxHold => drop(locks.mutex("x").max_hold(SOON).acquire().await),
+                Self::Campaign if contended => {}
+                Self::Campaign => drop(locks.election("y").campaign().await),
+            }
+        })
+    }
 }
 
 /// Each call takes two milliseconds; the caller goes a little later each time.

@@ -6,7 +6,8 @@ use std::time::Duration;
 ///
 /// [`Guarantees::new`] describes a backend that pushes grants, serves waiters
 /// in order, issues fences and forgets its leases when it restarts. Each of
-/// the other methods changes one of these promises.
+/// the other methods changes one promise; `fifo` and `fences` have no method and
+/// are set as fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools, reason = "each is one line of the promises table")]
 #[non_exhaustive]

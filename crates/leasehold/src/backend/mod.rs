@@ -16,11 +16,33 @@
 //! - `acquire` is idempotent: if the lease id already holds or waits, it renews that
 //!   lease and returns its decision. A client can thus repeat a request that was not answered.
 //! - `renew` and `release` identify a lease by its id, never by the resource name alone.
+//! - Hints about a lease go to the instance that requested it, whoever renews or releases it.
 //! - Hints may be lost, duplicated, or arrive before the reply they belong to.
 //!   Losing all of them only adds latency: the next renewal returns the same information.
 //! - If a future is dropped, its operation happens completely or not at all.
 //! - A corrupt record affects only its own lease: `renew` returns
 //!   [`Standing::Unknown`] for that lease and renews the others.
+//! - Namespaces are isolated: the leases, queues, history, events and run records of one
+//!   never mix with those of another, even for resources of the same name.
+//! - No error, finding or `Debug` output shows a password.
+//!
+//! Threads and forks:
+//!
+//! - The library may poll `acquire`, `renew`, `release` and `perform` on the thread of
+//!   their caller. It moves such a call to its own I/O thread if the caller drops it or the
+//!   answer takes long. It polls all other futures on the I/O thread. So no poll may
+//!   block for long: slow work belongs on `spawn_blocking`.
+//! - Each of these polls has a tokio runtime, that of the I/O thread: timers, sockets and
+//!   [`Handle::current`](tokio::runtime::Handle::current) work. Tests call a backend on
+//!   runtimes of their own. For tasks that outlive a call, keep the handle that was
+//!   current when the instance was opened.
+//! - `guarantees`, `hints`, `age`, `inheritable` and the `_at_once` methods may be called
+//!   without a runtime.
+//! - In a forked child, the library sends nothing through an instance of the parent and
+//!   does not drop it. A child that connects again finds the parent's static variables: a
+//!   backend that must not share them keeps them by `leasehold_fork::generation()`. If a
+//!   lease or a latch lasts as long as a descriptor is open,
+//!   `leasehold_fork::close_in_child` closes the child's copy.
 //!
 //! Helpers for all backends:
 //! [`Backoff`], [`HintSender`], [`EventHub`], [`Coalescer`], [`publish`]

@@ -11,7 +11,7 @@ use super::{
     errors,
     keys::Partition,
     ops::{ScriptRequest, Shared},
-    scripts::{self, Call},
+    scripts::{self, ScriptCall},
 };
 use crate::{
     Error, Result,
@@ -27,7 +27,7 @@ impl Shared {
     ) -> Vec<Result<FastAnswer<Answer<ScriptDecision>>>> {
         let partition = &self.keys.all()[partition];
         let batch = FastBatch::of(&script_requests);
-        let call = Call::new(&scripts::FAST, &[&partition.leases, &partition.history], |command| {
+        let call = ScriptCall::new(&scripts::FAST, &[&partition.leases, &partition.history], |command| {
             command.arg(&partition.events);
             batch.write(command);
         });
@@ -71,7 +71,7 @@ impl Shared {
     ) -> Vec<Result<Answer<ScriptDecision>>> {
         let partition = &self.keys.all()[partition];
         let (resources, numbers) = numbered(script_requests.iter().map(ScriptRequest::resource));
-        let call = Call::for_resources(&scripts::DECIDE, partition, &resources, |command| {
+        let call = ScriptCall::for_resources(&scripts::DECIDE, partition, &resources, |command| {
             for (script_request, number) in script_requests.iter().zip(&numbers) {
                 command.arg(number);
                 match script_request {
@@ -120,7 +120,7 @@ impl Shared {
 
     /// Runs a script that grants leases. With `durability=` it waits for the durability acknowledgements; the second
     /// result says whether they came.
-    async fn run_durably(&self, partition: &Partition, call: &Call<'_>) -> Result<(Reply, Result<()>)> {
+    async fn run_durably(&self, partition: &Partition, call: &ScriptCall<'_>) -> Result<(Reply, Result<()>)> {
         match &self.durable {
             None => Ok((self.router.run(partition, call, None).await?, Ok(()))),
             Some(durable) => durable.run_granting(partition, call, &self.options).await,
@@ -135,7 +135,7 @@ impl Shared {
         missing: &Error,
     ) -> Error {
         let resources = [request.resource.clone()];
-        let call = Call::for_resources(&scripts::DECIDE, partition, &resources, |command| {
+        let call = ScriptCall::for_resources(&scripts::DECIDE, partition, &resources, |command| {
             let cancelled = Outcome::Cancelled.ending().as_str();
             command.arg(1).arg("r").arg(&request.head[1..]).arg(cancelled).arg("").arg("");
         });

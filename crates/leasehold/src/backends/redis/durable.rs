@@ -9,7 +9,7 @@ use super::{
     decode, errors,
     keys::{Keys, Partition},
     options::{Durability, RedisOptions},
-    scripts::Call,
+    scripts::ScriptCall,
 };
 use crate::{Error, Result};
 
@@ -51,7 +51,7 @@ impl Durable {
     pub(super) async fn run_granting(
         &self,
         partition: &Partition,
-        call: &Call<'_>,
+        call: &ScriptCall<'_>,
         options: &RedisOptions,
     ) -> Result<(Reply, Result<()>)> {
         let reply = self.requests.run(partition, call, Some(&self.wait)).await?;
@@ -63,7 +63,7 @@ impl Durable {
     pub(super) async fn run_renewing(
         &self,
         partition: &Partition,
-        call: &Call<'_>,
+        call: &ScriptCall<'_>,
         options: &RedisOptions,
     ) -> Result<Reply> {
         let reply = self.renewals.run(partition, call, Some(&self.wait)).await?;

@@ -37,7 +37,7 @@ impl RedisBackend {
         for (name, info) in ask_servers(router, options, &redis::cmd("INFO")).await? {
             match info {
                 Some(info) => {
-                    let server = Server { name, info: decode::info(&info) };
+                    let server = ExaminedServer { name, info: decode::info(&info) };
                     findings.extend([server.version(), server.eviction(), server.memory(), server.persistence()]);
                     findings.extend(server.replication(&options.topology));
                 }
@@ -186,12 +186,12 @@ async fn ask_servers(router: &Router, options: &RedisOptions, command: &Cmd) -> 
 }
 
 /// One server, as examined.
-struct Server {
+struct ExaminedServer {
     name: String,
     info: HashMap<String, String>,
 }
 
-impl Server {
+impl ExaminedServer {
     fn finding(&self, severity: Severity, subject: &str, words: impl Display) -> Finding {
         Finding::new(severity, subject, format!("{}: {words}", self.name))
     }
@@ -306,7 +306,7 @@ mod tests {
     fn durability_is_advised_only_where_it_is_available() {
         let info = [("role", "master"), ("connected_slaves", "2")];
         let info = info.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        let server = Server { name: String::from("one"), info: HashMap::from(info) };
+        let server = ExaminedServer { name: String::from("one"), info: HashMap::from(info) };
         let advice = |topology| server.replication(&topology)[0].message.clone();
         assert!(advice(Topology::Single).contains("durability=replicas:2"), "{}", advice(Topology::Single));
         assert!(!advice(Topology::Cluster).contains("durability="), "{}", advice(Topology::Cluster));

@@ -11,7 +11,7 @@ use super::{
     keys::Partition,
     ops::Shared,
     record,
-    scripts::{self, Call},
+    scripts::{self, ScriptCall},
     upkeep::{self, WatchUpkeep},
 };
 use crate::{
@@ -52,7 +52,7 @@ impl Shared {
         let mut names = Vec::new();
         let mut cursor = 0;
         loop {
-            let call = Call::new(&scripts::NAMES, &[&partition.leases], move |command| {
+            let call = ScriptCall::new(&scripts::NAMES, &[&partition.leases], move |command| {
                 command.arg(cursor).arg(prefix);
             });
             let reply = self.router.run(partition, &call, None).await?;
@@ -113,7 +113,7 @@ impl Shared {
         from: usize,
         ahead: u32,
     ) -> Result<Vec<Listed>> {
-        let call = Call::for_resources(&scripts::LIST, partition, resources, |command| {
+        let call = ScriptCall::for_resources(&scripts::LIST, partition, resources, |command| {
             for _ in resources {
                 command.arg(from);
             }
@@ -159,7 +159,7 @@ impl Shared {
         let partition = self.keys.of(resource);
         let problem = encode::problem(&Problem { kind: String::from("evicted"), details: reason.to_owned() });
         let resources = [resource.clone()];
-        let call = Call::for_resources(&scripts::EVICT, partition, &resources, |command| {
+        let call = ScriptCall::for_resources(&scripts::EVICT, partition, &resources, |command| {
             command.arg(format!("{:016}", expected.get())).arg(&problem);
         });
         let reply = self.router.run(partition, &call, None).await?;
@@ -194,7 +194,7 @@ impl Shared {
     }
 
     async fn announce_in(&self, partition: &Partition) -> Result<()> {
-        let call = Call::new(&scripts::WATCH, &[&partition.leases], |command| {
+        let call = ScriptCall::new(&scripts::WATCH, &[&partition.leases], |command| {
             command.arg(upkeep::WATCH_LASTS.as_micros().to_string());
         });
         self.router.run(partition, &call, None).await.map(drop)

@@ -3,7 +3,7 @@
 use std::{collections::HashSet, sync::Arc};
 
 use super::{
-    connection::Listener,
+    connection::PushSink,
     keys::Keys,
     record::{self, Push},
 };
@@ -27,7 +27,7 @@ impl Notifications {
     }
 }
 
-impl Listener for Notifications {
+impl PushSink for Notifications {
     fn message(&self, channel: &[u8], message: &[u8]) {
         if self.events.contains(channel) {
             for event in &record::events(message) {

@@ -107,7 +107,7 @@ fn claim(mode: &str, units: u64, capacity: u64) -> Option<Claim> {
 
 /// One entry of a history stream: up to 16 leases that ended in one call.
 #[derive(Debug)]
-pub(super) struct Ended {
+pub(super) struct EndedBatch {
     /// Its position in the stream.
     pub(super) id: String,
     /// When the entry was added, in ms; never before its leases ended.
@@ -116,13 +116,13 @@ pub(super) struct Ended {
 }
 
 /// A range of a history stream. What cannot be read is left out: a newer version wrote it.
-pub(super) fn history(value: &Value) -> Result<Vec<Ended>> {
+pub(super) fn history(value: &Value) -> Result<Vec<EndedBatch>> {
     let read = |entry: &Value| {
         let [id, fields] = array(entry)? else { return Err(unexpected("a history", entry)) };
         let id = text(id)?.to_owned();
         let written_ms = id.split('-').next().and_then(|ms| ms.parse().ok()).unwrap_or(u64::MAX);
         let ended = array(fields)?.chunks_exact(2).rev();
-        Ok(Ended { id, written_ms, leases: ended.filter_map(|pair| ended_lease(&pair[0], &pair[1])).collect() })
+        Ok(EndedBatch { id, written_ms, leases: ended.filter_map(|pair| ended_lease(&pair[0], &pair[1])).collect() })
     };
     array(value)?.iter().map(read).collect()
 }

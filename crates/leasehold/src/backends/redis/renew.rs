@@ -12,7 +12,7 @@ use super::{
     encode,
     keys::Partition,
     ops::Shared,
-    scripts::{self, Call},
+    scripts::{self, ScriptCall},
 };
 use crate::{
     Error, Result,
@@ -96,7 +96,7 @@ impl Shared {
         let mut standings: Vec<Option<Standing>> = vec![None; renewals.len()];
         let mut incarnation = None;
         if !fast.is_empty() {
-            let call = Call::new(&scripts::FAST_RENEW, &[&partition.leases], |command| {
+            let call = ScriptCall::new(&scripts::FAST_RENEW, &[&partition.leases], |command| {
                 for renewal in fast.iter().map(|&at| &renewals[at]) {
                     command.arg(renewal.key.resource.as_str()).arg(encode::plain_renewal(renewal));
                 }
@@ -140,7 +140,7 @@ impl Shared {
         renewals: &[&Renewal],
     ) -> Result<Answer<Vec<Standing>>> {
         let (resources, numbers) = numbered(renewals.iter().map(|renewal| &renewal.key.resource));
-        let call = Call::for_resources(&scripts::RENEW, partition, &resources, |command| {
+        let call = ScriptCall::for_resources(&scripts::RENEW, partition, &resources, |command| {
             for (renewal, number) in renewals.iter().zip(&numbers) {
                 add_renewal(command, *number, renewal);
             }
@@ -153,7 +153,7 @@ impl Shared {
         Ok(Answer::new(standings, reply.incarnation))
     }
 
-    async fn run_renewal(&self, partition: &Partition, call: &Call<'_>) -> Result<Reply> {
+    async fn run_renewal(&self, partition: &Partition, call: &ScriptCall<'_>) -> Result<Reply> {
         match &self.durable {
             None => self.router.run(partition, call, None).await,
             Some(durable) => durable.run_renewing(partition, call, &self.options).await,

@@ -9,7 +9,7 @@ use super::{
     decode,
     keys::Partition,
     ops::Shared,
-    scripts::{self, Call},
+    scripts::{self, ScriptCall},
 };
 use crate::{
     Error, Result,
@@ -36,7 +36,7 @@ impl Shared {
     async fn record_runs_in(&self, partition: &Partition, reports: &[&RunReport]) -> Result<()> {
         let keys = partition.runs();
         let max_names = RunTable::MAX_NAMES.div_ceil(self.keys.all().len());
-        let call = Call::new(&scripts::RECORD_RUNS, &keys.each_ref().map(String::as_str), |command| {
+        let call = ScriptCall::new(&scripts::RECORD_RUNS, &keys.each_ref().map(String::as_str), |command| {
             command.arg(retention_micros()).arg(max_names);
             for report in reports {
                 command.arg(report.resource.as_str()).arg(report.skips).arg(u8::from(report.success));
@@ -66,7 +66,7 @@ impl Shared {
         let mut records = Vec::new();
         let mut cursor: u64 = 0;
         loop {
-            let call = Call::new(&scripts::LIST_RUNS, &[&runs], move |command| {
+            let call = ScriptCall::new(&scripts::LIST_RUNS, &[&runs], move |command| {
                 command.arg(cursor).arg(prefix).arg(name).arg(retention_micros());
             });
             let reply = self.router.run(partition, &call, None).await?;

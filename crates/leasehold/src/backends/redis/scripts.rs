@@ -37,7 +37,7 @@ pub(super) enum Invocation {
 }
 
 /// A call of a script, to be made in the epoch that the client last read.
-pub(super) struct Call<'a> {
+pub(super) struct ScriptCall<'a> {
     script: &'static Script,
     keys: Vec<&'a str>,
     entries: Vec<String>,
@@ -47,7 +47,7 @@ pub(super) struct Call<'a> {
 /// Adds arguments to a command.
 pub(super) type Arguments<'a> = Box<dyn Fn(&mut Cmd) + Send + Sync + 'a>;
 
-impl<'a> Call<'a> {
+impl<'a> ScriptCall<'a> {
     /// A call with these keys and arguments.
     pub(super) fn new(
         script: &'static Script,

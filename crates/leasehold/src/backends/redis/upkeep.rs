@@ -12,7 +12,7 @@ use super::{
     decode,
     keys::Partition,
     ops::{MAX_CALLS, Shared},
-    scripts::{self, Call},
+    scripts::{self, ScriptCall},
 };
 use crate::{Result, lease::Resource};
 
@@ -66,7 +66,7 @@ impl Shared {
 
     async fn sweep_once(&self, partition: u16) -> Result<()> {
         let partition = &self.keys.all()[usize::from(partition)];
-        let call = Call::new(&scripts::SWEEP, &[&partition.leases, &partition.history], |command| {
+        let call = ScriptCall::new(&scripts::SWEEP, &[&partition.leases, &partition.history], |command| {
             command.arg(&partition.events);
         });
         let reply = self.router.run(partition, &call, None).await?;
@@ -87,7 +87,7 @@ impl Shared {
     async fn settle_once(&self, partition: &Partition, resources: &[Resource]) -> Result<bool> {
         let mut work_is_left = false;
         for some in resources.chunks(MAX_CALLS) {
-            let call = Call::for_resources(&scripts::LIST, partition, some, |command| {
+            let call = ScriptCall::for_resources(&scripts::LIST, partition, some, |command| {
                 for _ in some {
                     command.arg(-1);
                 }

@@ -26,7 +26,7 @@ use super::{
         keys::{Keys, Partition},
         options::RedisOptions,
     },
-    EpochCell, Listener, SendError,
+    EpochCell, PushSink, SendError,
     cluster_link::{ClusterLink, LinkState},
     dial,
 };
@@ -56,13 +56,13 @@ impl Cluster {
         options: &Arc<RedisOptions>,
         keys: &Keys,
         instance: &str,
-        listener: Arc<dyn Listener>,
+        sink: Arc<dyn PushSink>,
     ) -> Result<Self> {
         let url = options.display_url();
         let failed = |error: RedisError| errors::unreachable(&url, options, &error);
         let breaks = Arc::new(AtomicU64::new(0));
         let broken = Arc::new(Notify::new());
-        let (counted, noticed, receiver) = (Arc::clone(&breaks), Arc::clone(&broken), Arc::clone(&listener));
+        let (counted, noticed, receiver) = (Arc::clone(&breaks), Arc::clone(&broken), Arc::clone(&sink));
         let pushes = move |push: PushInfo| -> Result<(), ()> {
             match (push.kind, push.data.as_slice()) {
                 // A slot has moved, or a server went away.
@@ -94,7 +94,7 @@ impl Cluster {
             channels: Arc::default(),
             broken,
         };
-        let resubscribing = subscriptions.clone().resubscribe(listener, Arc::clone(&breaks));
+        let resubscribing = subscriptions.clone().resubscribe(sink, Arc::clone(&breaks));
         Ok(Self {
             link,
             options: Arc::clone(options),
@@ -259,7 +259,7 @@ impl Subscriptions {
     }
 
     /// Subscribes to all channels again after every break, where their slots are by then.
-    async fn resubscribe(self, listener: Arc<dyn Listener>, breaks: Arc<AtomicU64>) {
+    async fn resubscribe(self, sink: Arc<dyn PushSink>, breaks: Arc<AtomicU64>) {
         loop {
             self.broken.notified().await;
             let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
@@ -275,7 +275,7 @@ impl Subscriptions {
                 time::sleep(backoff.pause()).await;
             }
             breaks.fetch_add(1, Ordering::SeqCst);
-            listener.missed();
+            sink.missed();
         }
     }
 }

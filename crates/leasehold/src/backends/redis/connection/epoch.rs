@@ -14,7 +14,7 @@ use redis::Cmd;
 use super::super::{
     keys::Partition,
     options::{RedisOptions, Remember, Topology},
-    scripts::{self, Call, Invocation},
+    scripts::{self, Invocation, ScriptCall},
 };
 use crate::{
     clock::{Clock, SystemClock},
@@ -46,7 +46,7 @@ pub(super) fn settings(options: &RedisOptions, push: char) -> String {
 pub(super) fn begin(partition: &Partition, run_id: Option<&str>, settings: &str) -> Cmd {
     let [fence, index] = partition.of_format_1();
     let keys = [partition.leases.as_str(), &fence, &index];
-    let call = Call::new(&scripts::EPOCH, &keys, |command| {
+    let call = ScriptCall::new(&scripts::EPOCH, &keys, |command| {
         command.arg(run_id.unwrap_or(UNKNOWN_RUN_ID));
     });
     call.command(Invocation::Text, "", settings)

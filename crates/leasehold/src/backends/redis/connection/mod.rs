@@ -47,7 +47,7 @@ use super::{
 use crate::{Error, Result, backend::Backoff};
 
 /// Receives pushes, and learns when some may be missing.
-pub(super) trait Listener: Send + Sync + 'static {
+pub(super) trait PushSink: Send + Sync + 'static {
     /// A message came on a channel.
     fn message(&self, channel: &[u8], message: &[u8]);
     /// Pushes may have been missed.
@@ -62,7 +62,7 @@ struct Shared {
     options: Arc<RedisOptions>,
     /// The one partition of the server, whose epoch is read on connecting.
     partition: Partition,
-    listener: Option<Arc<dyn Listener>>,
+    sink: Option<Arc<dyn PushSink>>,
     live: watch::Sender<Option<Arc<Live>>>,
     last_error: Mutex<Option<Error>>,
     channels: Mutex<Vec<String>>,
@@ -107,18 +107,18 @@ impl SendError {
 impl Connection {
     /// Connects for the first time; from then on it reconnects without end.
     ///
-    /// Without a listener it carries commands only.
+    /// Without a sink it carries commands only.
     pub(super) async fn open(
         options: &Arc<RedisOptions>,
         partition: &Partition,
-        listener: Option<Arc<dyn Listener>>,
+        sink: Option<Arc<dyn PushSink>>,
         channels: Vec<String>,
     ) -> Result<Self> {
         let connection = Self(Arc::new(Shared {
             discovery: Discovery::new(options)?,
             options: Arc::clone(options),
             partition: partition.clone(),
-            listener,
+            sink,
             live: watch::Sender::new(None),
             last_error: Mutex::new(None),
             channels: Mutex::new(channels),
@@ -292,8 +292,8 @@ impl Shared {
             live = self.connect_with_retries().await;
             *self.last_error.lock() = None;
             self.live.send_replace(Some(Arc::clone(&live)));
-            if let Some(listener) = &self.listener {
-                listener.missed();
+            if let Some(sink) = &self.sink {
+                sink.missed();
             }
         }
     }
@@ -329,7 +329,7 @@ impl Shared {
         let reconnect = Arc::new(Notify::new());
         let closed = Arc::new(AtomicBool::new(false));
         let pushes = {
-            let (listener, reconnect, closed) = (self.listener.clone(), Arc::clone(&reconnect), Arc::clone(&closed));
+            let (sink, reconnect, closed) = (self.sink.clone(), Arc::clone(&reconnect), Arc::clone(&closed));
             move |push: PushInfo| -> Result<(), ()> {
                 match (push.kind, push.data.as_slice()) {
                     (PushKind::Disconnection, _) => {
@@ -337,8 +337,8 @@ impl Shared {
                         reconnect.notify_one();
                     }
                     (PushKind::Message, [Value::BulkString(channel), Value::BulkString(message)]) => {
-                        if let Some(listener) = &listener {
-                            listener.message(channel, message);
+                        if let Some(sink) = &sink {
+                            sink.message(channel, message);
                         }
                     }
                     _ => {}

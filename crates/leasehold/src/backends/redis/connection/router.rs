@@ -13,9 +13,9 @@ use super::{
         decode, errors,
         keys::{Keys, Partition},
         options::{Durability, RedisOptions, Topology},
-        scripts::{Call, Invocation},
+        scripts::{Invocation, ScriptCall},
     },
-    Connection, Epoch, EpochCell, Listener, Live, SendError,
+    Connection, Epoch, EpochCell, Live, PushSink, SendError,
     cluster::Cluster,
     epoch,
 };
@@ -53,12 +53,12 @@ pub(in super::super) struct Reply {
 }
 
 /// The server that a call goes to, and the epoch that it is in there.
-enum Target<'a> {
+enum CallDestination<'a> {
     One(Arc<Live>),
     Partition(&'a Cluster, &'a Partition),
 }
 
-impl Target<'_> {
+impl CallDestination<'_> {
     fn epoch(&self) -> &EpochCell {
         match self {
             Self::One(live) => &live.epoch,
@@ -101,17 +101,17 @@ impl Router {
         options: &Arc<RedisOptions>,
         keys: &Keys,
         instance: &str,
-        listener: Arc<dyn Listener>,
+        sink: Arc<dyn PushSink>,
     ) -> Result<Self> {
         let route = if options.topology == Topology::Cluster {
             if options.durability != Durability::None {
                 let words = "durability= is not available in a cluster; use one server or sentinels";
                 return Err(Error::unsupported(words));
             }
-            Route::Cluster(Cluster::open(options, keys, instance, listener).await?)
+            Route::Cluster(Cluster::open(options, keys, instance, sink).await?)
         } else {
             let channels = keys.all().iter().map(|partition| partition.instance_channel(instance)).collect();
-            Route::One(Connection::open(options, &keys.all()[0], Some(listener), channels).await?)
+            Route::One(Connection::open(options, &keys.all()[0], Some(sink), channels).await?)
         };
         Ok(Self { options: Arc::clone(options), route, waiting: Arc::default() })
     }
@@ -139,7 +139,7 @@ impl Router {
     pub(in super::super) async fn run(
         &self,
         partition: &Partition,
-        call: &Call<'_>,
+        call: &ScriptCall<'_>,
         followup: Option<&Cmd>,
     ) -> Result<Reply> {
         let _waits = followup.map(|_| Arc::clone(&self.waiting));
@@ -147,19 +147,19 @@ impl Router {
         let mut epoch_changes = 0;
         let mut invocation = Invocation::Hash;
         loop {
-            let target = self.target(partition).await?;
-            let epoch = match target.epoch().get() {
+            let destination = self.destination(partition).await?;
+            let epoch = match destination.epoch().get() {
                 Some(epoch) => epoch,
-                None => match self.read_or_start_epoch(&target, partition).await {
+                None => match self.read_or_start_epoch(&destination, partition).await {
                     Ok(epoch) => epoch,
                     Err(error) => {
-                        failed.retry_or_fail(error, &target, self).await?;
+                        failed.retry_or_fail(error, &destination, self).await?;
                         continue;
                     }
                 },
             };
             let command = call.command(invocation, &epoch.text, &self.settings());
-            match target.send(command, followup, self.limit(followup)).await {
+            match destination.send(command, followup, self.limit(followup)).await {
                 Ok((value, _)) if decode::is_other_epoch(&value) => {
                     epoch_changes += 1;
                     if epoch_changes > MAX_EPOCH_CHANGES {
@@ -168,36 +168,40 @@ impl Router {
                             "{url} lost its data repeatedly during one call; is something flushing it?"
                         )));
                     }
-                    if let Err(error) = self.read_or_start_epoch(&target, partition).await {
-                        failed.retry_or_fail(error, &target, self).await?;
+                    if let Err(error) = self.read_or_start_epoch(&destination, partition).await {
+                        failed.retry_or_fail(error, &destination, self).await?;
                     }
                 }
                 Ok((value, followup)) => {
-                    return Ok(Reply { value, followup, incarnation: target.incarnation(&epoch) });
+                    return Ok(Reply { value, followup, incarnation: destination.incarnation(&epoch) });
                 }
                 Err(SendError::Refused(refusal)) if errors::is_no_script(&refusal) => invocation = Invocation::Text,
-                Err(error) => failed.retry_or_fail(error, &target, self).await?,
+                Err(error) => failed.retry_or_fail(error, &destination, self).await?,
             }
         }
     }
 
     /// Reads the epoch of the partition, or starts one.
-    async fn read_or_start_epoch(&self, target: &Target<'_>, partition: &Partition) -> Result<Arc<Epoch>, SendError> {
-        let command = epoch::begin(partition, target.run_id(), &self.settings());
-        let (value, _) = target.send(command, None, self.options.answer_limit).await?;
+    async fn read_or_start_epoch(
+        &self,
+        destination: &CallDestination<'_>,
+        partition: &Partition,
+    ) -> Result<Arc<Epoch>, SendError> {
+        let command = epoch::begin(partition, destination.run_id(), &self.settings());
+        let (value, _) = destination.send(command, None, self.options.answer_limit).await?;
         let epoch = Arc::new(decode::epoch(&value, &self.options).map_err(SendError::NotSent)?);
-        if target.epoch().set(&epoch)
-            && let Target::Partition(cluster, _) = target
+        if destination.epoch().set(&epoch)
+            && let CallDestination::Partition(cluster, _) = destination
         {
             cluster.breaks.fetch_add(1, Ordering::SeqCst);
         }
         Ok(epoch)
     }
 
-    async fn target<'a>(&'a self, partition: &'a Partition) -> Result<Target<'a>> {
+    async fn destination<'a>(&'a self, partition: &'a Partition) -> Result<CallDestination<'a>> {
         match &self.route {
-            Route::One(connection) => Ok(Target::One(connection.live().await?)),
-            Route::Cluster(cluster) => Ok(Target::Partition(cluster, partition)),
+            Route::One(connection) => Ok(CallDestination::One(connection.live().await?)),
+            Route::Cluster(cluster) => Ok(CallDestination::Partition(cluster, partition)),
         }
     }
 
@@ -215,8 +219,8 @@ impl Router {
 
     /// Sends a command that is not a script to the server of the partition.
     pub(in super::super) async fn send_plain(&self, partition: &Partition, command: Cmd) -> Result<Value> {
-        let target = self.target(partition).await?;
-        let answer = target.send(command, None, self.options.answer_limit).await;
+        let destination = self.destination(partition).await?;
+        let answer = destination.send(command, None, self.options.answer_limit).await;
         Ok(answer.map_err(|error| error.into_error(&self.options))?.0)
     }
 
@@ -272,11 +276,16 @@ struct Failures {
 
 impl Failures {
     /// Returns if the call may be made again; fails otherwise, and the error says what to do.
-    async fn retry_or_fail(&mut self, error: SendError, target: &Target<'_>, router: &Router) -> Result<()> {
+    async fn retry_or_fail(
+        &mut self,
+        error: SendError,
+        destination: &CallDestination<'_>,
+        router: &Router,
+    ) -> Result<()> {
         match error {
-            SendError::Refused(refusal) => self.on_refusal(&refusal, target, router).await,
+            SendError::Refused(refusal) => self.on_refusal(&refusal, destination, router).await,
             // The connection ended before the call was sent. The next try waits for another connection.
-            SendError::NotSent(_) if target.is_closed() && self.not_sent < MAX_NOT_SENT => {
+            SendError::NotSent(_) if destination.is_closed() && self.not_sent < MAX_NOT_SENT => {
                 self.not_sent += 1;
                 Ok(())
             }
@@ -285,11 +294,16 @@ impl Failures {
     }
 
     /// Waits or reconnects where another server may answer, or this one later.
-    async fn on_refusal(&mut self, refusal: &RedisError, target: &Target<'_>, router: &Router) -> Result<()> {
+    async fn on_refusal(
+        &mut self,
+        refusal: &RedisError,
+        destination: &CallDestination<'_>,
+        router: &Router,
+    ) -> Result<()> {
         let options = &router.options;
-        let mut follows = matches!(target, Target::Partition(..));
+        let mut follows = matches!(destination, CallDestination::Partition(..));
         if errors::is_readonly(refusal)
-            && let (Target::One(live), Route::One(connection)) = (target, &router.route)
+            && let (CallDestination::One(live), Route::One(connection)) = (destination, &router.route)
         {
             // The address may lead to another server by now, so reconnect and ask again.
             live.reconnect();

@@ -1,4 +1,4 @@
-//! Two hundred runs that wait for one lock, on each backend: each gets its turn once, in order.
+//! Two hundred runs that wait for one lock, on three backends: each gets its turn once, in order.
 
 use std::{fs, process::Command};
 
