@@ -172,7 +172,7 @@ async fn run_candidate(election: Election, seat: Arc<Seat>) {
             Ok(guard) => {
                 backoff.reset();
                 seat.fail(None);
-                let span = telemetry::leading(&election.options.resource, guard.fence().get());
+                let span = telemetry::term_span(&election.options.resource, guard.fence().get());
                 lead(&engine, &election, &seat, guard).instrument(span).await;
             }
             Err(error) if error.kind() == ErrorKind::Closed => break,

@@ -103,7 +103,7 @@ impl Election {
     /// # Cancel safety
     /// Dropping the future withdraws the candidate.
     pub async fn campaign(&self) -> Result<Guard> {
-        let span = telemetry::campaigning(&self.options.resource);
+        let span = telemetry::campaign_span(&self.options.resource);
         let guard = self.published().acquire(Claim::LEADER).instrument(span.clone()).await?;
         span.record("leasehold.election.term", guard.fence().get());
         Ok(guard)
