@@ -166,7 +166,7 @@ impl Leasehold {
         self.call_backend(CallKind::Read, async move |backend| backend.runs(&names).await).await
     }
 
-    /// Streams events about these resources from now on, from every process.
+    /// Streams events about these resources as they happen, whichever process causes them.
     pub async fn watch(&self, names: Names) -> Result<EventStream> {
         self.call_backend(CallKind::Watch, async move |backend| backend.watch(names).await).await
     }
@@ -179,7 +179,7 @@ impl Leasehold {
         let answer = self
             .call_backend(CallKind::Evict, async move |backend| backend.evict(&resource, expected, &reason).await)
             .await;
-        self.0.engine.telemetry.evicted(&answer);
+        self.0.engine.telemetry.record_eviction(&answer);
         answer
     }
 
@@ -306,17 +306,17 @@ impl Leasehold {
     {
         let engine = &self.0.engine;
         engine.check_not_inherited()?;
-        let sent = engine.clock.now();
+        let sent_at = engine.clock.now();
         let answer = on_io_thread(call(Arc::clone(&engine.backend))).await;
-        engine.telemetry.answered(kind, &answer, sent, || engine.clock.now());
+        engine.telemetry.record_answer(kind, &answer, sent_at, || engine.clock.now());
         answer
     }
 }
 
 /// Runs a future on the library's I/O thread, whatever executor the caller has.
 async fn on_io_thread<T: Send + 'static>(call: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
-    let lost = |error| Err(Error::unanswered("the backend failed before it answered").caused_by(error));
-    threads::of_process()?.io.spawn(call).await.unwrap_or_else(lost)
+    let failed = |error| Err(Error::unanswered("the backend failed before it answered").caused_by(error));
+    threads::of_process()?.io.spawn(call).await.unwrap_or_else(failed)
 }
 
 impl fmt::Debug for Leasehold {
@@ -393,14 +393,14 @@ impl Builder {
         options.connect_limit = self.connect_limit;
         let (url, limit) = (url.to_owned(), self.connect_limit);
         let opened = on_io_thread(async move {
-            // A backend that keeps to the limit itself can say which server did not answer.
+            // Wait slightly longer: a backend that enforces the limit itself can say which server did not answer.
             let opened = tokio::time::timeout(limit.saturating_add(limit / 8), backends::open(&url, &options)).await;
             opened.unwrap_or_else(|_| {
                 Err(Error::unavailable(format!("the backend did not answer within {:?}", rounded(limit))))
             })
         });
         let backend = opened.await?;
-        self.on(backend)
+        self.build(backend)
     }
 
     /// Opens an instance on a connected backend, which may be one of your own.
@@ -414,10 +414,10 @@ impl Builder {
                 "the backend is connected already: set the namespace in its own options",
             ));
         }
-        self.on(backend)
+        self.build(backend)
     }
 
-    fn on(self, backend: Arc<dyn Backend>) -> Result<Leasehold> {
+    fn build(self, backend: Arc<dyn Backend>) -> Result<Leasehold> {
         let defaults =
             LockDefaults { ttl: self.ttl, wait: self.wait, holder: self.holder.unwrap_or_else(Holder::unique) };
         let engine = Engine::new(backend, self.clock)?;

@@ -5,8 +5,8 @@
 //! - `leasehold-timer` watches deadlines and ends waits: it sleeps, compares
 //!   and wakes, and does nothing that could block.
 //!
-//! Threads of our own also let a guard be dropped where no runtime is, and let
-//! every call be awaited on any executor.
+//! With threads of its own, the library also lets a guard be dropped where no
+//! runtime is, and every call be awaited on any executor.
 
 use std::{
     cell::{Cell, RefCell},
@@ -45,8 +45,8 @@ thread_local! {
 }
 
 impl Threads {
-    /// Polls on the caller's thread, with the timers and sockets of the I/O thread.
-    pub(crate) fn poll_here(&self, task: &mut Task, context: &mut Context<'_>) -> Poll<()> {
+    /// Polls the task on the caller's thread, with the timers and sockets of the I/O thread.
+    pub(crate) fn poll_on_this_thread(&self, task: &mut Task, context: &mut Context<'_>) -> Poll<()> {
         let caller = Handle::try_current().ok().filter(|caller| caller.id() != self.io.id());
         let _restored = Restore(CALLERS_RUNTIME.replace(caller));
         let _context = self.io.enter();
@@ -54,7 +54,7 @@ impl Threads {
     }
 }
 
-/// Puts back which runtime the caller had before.
+/// Restores `CALLERS_RUNTIME` when it is dropped.
 struct Restore(Option<Handle>);
 
 impl Drop for Restore {

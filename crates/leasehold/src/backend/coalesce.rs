@@ -1,4 +1,4 @@
-//! Sends calls together that arrive while others are in flight.
+//! Gathers the calls that arrive while others are in flight, and sends them together.
 
 use std::{
     cell::{Cell, RefCell},
@@ -40,18 +40,20 @@ struct CoalescerShared<C, A> {
     send: Box<dyn Fn(Vec<C>) -> BatchAnswers<A> + Send + Sync>,
     most_calls: usize,
     most_batches: usize,
-    state: Mutex<CallsInWait<C, A>>,
+    state: Mutex<PendingCalls<C, A>>,
 }
 
-struct CallsInWait<C, A> {
+/// The calls that wait to be sent, and how many are in flight.
+struct PendingCalls<C, A> {
     waiting: VecDeque<QueuedCall<C, A>>,
+    /// The batches in flight.
     batches: usize,
-    /// Calls in those batches.
+    /// The calls in those batches.
     calls: usize,
 }
 
-impl<C, A> CallsInWait<C, A> {
-    /// Whether as many wait as are on their way.
+impl<C, A> PendingCalls<C, A> {
+    /// Returns whether at least as many calls wait as are in flight, or as fit into a batch.
     fn is_full(&self, most_calls: usize) -> bool {
         self.waiting.len() >= self.calls.min(most_calls)
     }
@@ -77,7 +79,7 @@ impl<C: Send + 'static, A: Send + 'static> Coalescer<C, A> {
         F: Future<Output = Vec<Result<A>>> + Send + 'static,
     {
         let send = Box::new(move |calls| Box::pin(send(calls)) as BatchAnswers<A>);
-        let state = Mutex::new(CallsInWait { waiting: VecDeque::new(), batches: 0, calls: 0 });
+        let state = Mutex::new(PendingCalls { waiting: VecDeque::new(), batches: 0, calls: 0 });
         let shared = CoalescerShared { send, most_calls: most_calls.max(1), most_batches: in_flight.max(1), state };
         Self { shared: Arc::new(shared), runtime }
     }
@@ -89,7 +91,7 @@ impl<C: Send + 'static, A: Send + 'static> Coalescer<C, A> {
     pub async fn call(&self, call: C) -> Result<A> {
         let (answer, answered) = oneshot::channel();
         if self.shared.enqueue(QueuedCall { call, answer }) {
-            Begun::begin(Box::pin(Arc::clone(&self.shared).send_batches()), &self.runtime);
+            SenderTask::start(Box::pin(Arc::clone(&self.shared).send_batches()), &self.runtime);
         }
         answered.await.unwrap_or_else(|_| Err(Error::unanswered("the backend failed before it answered")))
     }
@@ -134,7 +136,7 @@ impl<C, A> CoalescerShared<C, A> {
             }
         }
         if jobs.is_empty() {
-            // Counted out under the lock that found too few, so that the next call or batch sees to them.
+            // Counted out under the lock that found too few, so that the next call or batch sends them.
             state.batches -= 1;
             sending.ended = true;
             return None;
@@ -157,12 +159,12 @@ impl<C, A> Drop for BatchSender<'_, C, A> {
         if self.ended {
             return;
         }
-        // Dropped after the lock.
+        // Their callers fail when this is dropped, after the lock.
         let _fail = {
             let mut state = self.shared.state.lock();
             state.batches -= 1;
             state.calls -= self.calls;
-            // Without another batch on its way, nothing would send them before the next call.
+            // Without another batch in flight, nothing would send them before the next call.
             if state.batches == 0 { std::mem::take(&mut state.waiting) } else { VecDeque::new() }
         };
     }
@@ -170,23 +172,23 @@ impl<C, A> Drop for BatchSender<'_, C, A> {
 
 type SenderFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// How many times to poll a sender again that is woken while it is polled, before it moves to the runtime.
+/// How many times a sender that is woken while it is polled is polled again before it moves to the runtime.
 const MOST_POLLS: usize = 8;
-/// The callers of a batch of at most this many calls are let run before the next batch. Larger ones gain less from that than
-/// from a server that is busy meanwhile.
+/// After a batch of at most this many calls, its callers run before the next batch is formed. A larger batch gains less
+/// from that than from a server that is kept busy.
 const SMALL_BATCH: usize = 16;
 /// How many batches a thread continues before it goes on with its own work.
 const MOST_CONTINUED: usize = 16;
 
 thread_local! {
     /// The senders that were woken on this thread and are polled on it next; `None` where nothing will poll them.
-    static WOKEN_HERE: RefCell<Option<VecDeque<Arc<Begun>>>> = const { RefCell::new(None) };
-    /// The senders that wait while the callers run that they have answered; `None` where nothing will wake them.
+    static WOKEN_HERE: RefCell<Option<VecDeque<Arc<SenderTask>>>> = const { RefCell::new(None) };
+    /// The senders that wait while the callers that they have answered run; `None` where nothing will wake them.
     static DEFERRED: RefCell<Option<Vec<Waker>>> = const { RefCell::new(None) };
     static PUSHED: Cell<Pushed> = const { Cell::new(Pushed { any: false, uncounted: 0 }) };
 }
 
-/// The callers that pushes have woken which this thread read within [`defer_here`]. Likely they call soon.
+/// The callers that were woken by pushes which this thread read within [`defer_here`]. They are likely to call soon.
 #[derive(Clone, Copy, Default)]
 struct Pushed {
     any: bool,
@@ -194,7 +196,7 @@ struct Pushed {
     uncounted: usize,
 }
 
-/// How many callers pushes have woken that no sender has counted yet.
+/// Returns how many callers were woken by pushes and not counted by a sender yet, and counts them.
 fn take_pushed() -> usize {
     let take = |pushed: &Cell<Pushed>| pushed.replace(Pushed { uncounted: 0, ..pushed.get() }).uncounted;
     PUSHED.try_with(take).unwrap_or(0)
@@ -210,8 +212,8 @@ pub(crate) fn caller_was_pushed() {
     }
 }
 
-/// Completes when callers that were answered could make their next calls, which then form one batch. Completes at once
-/// unless the answers came within [`defer_here`].
+/// Completes when the callers that were answered have had a chance to make their next calls, which then form one batch.
+/// Completes at once unless the answers came within [`defer_here`].
 async fn let_callers_run() {
     let mut is_deferred = false;
     poll_fn(|context| {
@@ -227,16 +229,16 @@ async fn let_callers_run() {
     .await;
 }
 
-/// The senders that wait while the callers run that they have answered.
+/// The senders that wait while the callers that they have answered run.
 #[allow(dead_code, reason = "as `defer_here`")]
 pub(crate) struct Deferred {
     pub(crate) wakers: Vec<Waker>,
-    /// How often the callers run before they have called again, most likely: what a push has handed to them, they use
-    /// first.
+    /// How many turns the callers probably need before they call again: one that a push has woken first uses what it
+    /// was granted.
     pub(crate) turns: usize,
 }
 
-/// As [`continue_here`], and returns the senders that wait for callers to call again: whoever reads on the runtime of
+/// Like [`continue_here`], but also returns the senders that wait for callers to call again. A reader on the runtime of
 /// these callers lets them run, then wakes the senders.
 #[allow(
     dead_code,
@@ -261,8 +263,9 @@ pub(crate) fn defer_here<T>(work: impl FnOnce() -> T) -> (T, Deferred) {
 
 /// Does `work`, then continues the batches that it woke, on this thread.
 ///
-/// Whoever reads the answers of a server calls this, so that no other thread has to be woken to hand them out. Within
-/// `work` it does nothing more: a batch is continued when all that led to its answer has returned and let go of its locks.
+/// Whoever reads the answers of a server calls this, so that no other thread has to be woken to hand them out. A nested
+/// call only does its `work`: a batch continues once everything that led to its answer has returned and released its
+/// locks.
 pub(crate) fn continue_here<T>(work: impl FnOnce() -> T) -> T {
     // On a thread that ends, the list may be gone already; the runtime then continues the batches.
     if WOKEN_HERE.try_with(|woken| woken.borrow().is_some()).unwrap_or(true) {
@@ -272,30 +275,31 @@ pub(crate) fn continue_here<T>(work: impl FnOnce() -> T) -> T {
     let _left_to_the_runtime = LeaveToRuntime;
     let done = work();
     for _ in 0..MOST_CONTINUED {
-        let Some(begun) = WOKEN_HERE.with_borrow_mut(|woken| woken.as_mut()?.pop_front()) else { break };
-        begun.poll();
+        let Some(task) = WOKEN_HERE.with_borrow_mut(|woken| woken.as_mut()?.pop_front()) else { break };
+        task.poll();
     }
     done
 }
 
-/// Hands over what is left to poll: one thread continues a few batches only, and none after a panic.
+/// Moves the remaining woken senders to the runtime: one thread continues only a few batches, and none after a panic.
 struct LeaveToRuntime;
 
 impl Drop for LeaveToRuntime {
     fn drop(&mut self) {
-        for begun in WOKEN_HERE.take().unwrap_or_default() {
-            begun.move_to_runtime();
+        for task in WOKEN_HERE.take().unwrap_or_default() {
+            task.move_to_runtime();
         }
     }
 }
 
-/// A sender that is polled by the thread that starts it or brings its answers; any other wake-up moves it to the runtime.
-struct Begun {
-    state: Mutex<BegunState>,
+/// A sender that is polled by the thread that starts it or receives its answers; any other wake-up moves it to the
+/// runtime.
+struct SenderTask {
+    state: Mutex<SenderTaskState>,
     runtime: Handle,
 }
 
-enum BegunState {
+enum SenderTaskState {
     Polling,
     /// It was woken while it was polled.
     Woken,
@@ -306,51 +310,54 @@ enum BegunState {
     Gone,
 }
 
-impl Begun {
-    fn begin(sending: SenderFuture, runtime: &Handle) {
-        let state = Mutex::new(BegunState::Scheduled(sending));
+impl SenderTask {
+    fn start(sending: SenderFuture, runtime: &Handle) {
+        let state = Mutex::new(SenderTaskState::Scheduled(sending));
         Arc::new(Self { state, runtime: runtime.clone() }).poll();
     }
 
     fn poll(self: &Arc<Self>) {
-        let BegunState::Scheduled(mut sending) = std::mem::replace(&mut *self.state.lock(), BegunState::Polling) else {
+        let SenderTaskState::Scheduled(mut sending) =
+            std::mem::replace(&mut *self.state.lock(), SenderTaskState::Polling)
+        else {
             return;
         };
         let waker = Waker::from(Arc::clone(self));
         let _timers_are_the_runtimes = self.runtime.enter();
         for _ in 0..MOST_POLLS {
-            // A caller that has spent its cooperative budget may never come back to the batch, on which other calls wait.
+            // The cooperative budget of one caller must not delay a batch for which others wait, too: a caller that has
+            // spent it may never come back.
             let mut unlimited = unconstrained(&mut sending);
             let polled = Pin::new(&mut unlimited).poll(&mut Context::from_waker(&waker));
             let mut state = self.state.lock();
             if polled.is_ready() {
-                *state = BegunState::Gone;
+                *state = SenderTaskState::Gone;
                 return;
             }
-            if !matches!(*state, BegunState::Woken) {
-                *state = BegunState::Pending(sending);
+            if !matches!(*state, SenderTaskState::Woken) {
+                *state = SenderTaskState::Pending(sending);
                 return;
             }
-            *state = BegunState::Polling;
+            *state = SenderTaskState::Polling;
         }
-        *self.state.lock() = BegunState::Gone;
+        *self.state.lock() = SenderTaskState::Gone;
         drop(self.runtime.spawn(sending));
     }
 
     fn move_to_runtime(&self) {
-        if let BegunState::Scheduled(sending) = std::mem::replace(&mut *self.state.lock(), BegunState::Gone) {
+        if let SenderTaskState::Scheduled(sending) = std::mem::replace(&mut *self.state.lock(), SenderTaskState::Gone) {
             drop(self.runtime.spawn(sending));
         }
     }
 }
 
-impl Wake for Begun {
+impl Wake for SenderTask {
     fn wake(self: Arc<Self>) {
         let mut state = self.state.lock();
-        match std::mem::replace(&mut *state, BegunState::Gone) {
-            BegunState::Polling | BegunState::Woken => *state = BegunState::Woken,
-            BegunState::Pending(sending) => {
-                *state = BegunState::Scheduled(sending);
+        match std::mem::replace(&mut *state, SenderTaskState::Gone) {
+            SenderTaskState::Polling | SenderTaskState::Woken => *state = SenderTaskState::Woken,
+            SenderTaskState::Pending(sending) => {
+                *state = SenderTaskState::Scheduled(sending);
                 drop(state);
                 let push = |woken: &RefCell<Option<VecDeque<Arc<Self>>>>| {
                     woken.borrow_mut().as_mut().map(|woken| woken.push_back(Arc::clone(&self))).is_some()
@@ -359,8 +366,8 @@ impl Wake for Begun {
                     self.move_to_runtime();
                 }
             }
-            scheduled @ BegunState::Scheduled(_) => *state = scheduled,
-            BegunState::Gone => {}
+            scheduled @ SenderTaskState::Scheduled(_) => *state = scheduled,
+            SenderTaskState::Gone => {}
         }
     }
 }

@@ -72,7 +72,7 @@ pub fn publish(
     audience: &mut impl Audience,
 ) {
     for Granted { id, fence, provisional } in effects.granted.iter().copied() {
-        // The client learns of its own lease from the answer; what ended at once needs no hint.
+        // The client learns of its own lease from the answer; a lease that ended at once needs no hint.
         if !own.contains(&id) && !effects.ended.iter().any(|ended| ended.entry.id == id) {
             audience.hint(id, Hint::Granted { id, fence, provisional });
         }
@@ -111,7 +111,7 @@ fn events(resource: &Resource, state: &State, effects: &Effects, wall: Timestamp
 
     let mut granted = effects.granted.as_slice();
     for Ended { entry, ended_at, ending, .. } in &effects.ended {
-        // What one operation granted and ended was granted first.
+        // A lease that one operation granted and ended was granted first.
         if let Some(at) = granted.iter().position(|granted| granted.id == entry.id) {
             let (before, rest) = granted.split_at(at + 1);
             acquired(before, &mut send);

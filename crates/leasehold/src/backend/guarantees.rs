@@ -29,7 +29,7 @@ pub struct Guarantees {
     pub survives_restart: bool,
     /// Whether skipped and successful runs are recorded; see [`Inspect::record_runs`](super::Inspect::record_runs).
     pub records_runs: bool,
-    /// The most renewals that one call may contain.
+    /// The maximum number of renewals in one call.
     pub renew_batch: usize,
     /// How long an attached lease stays valid after the backend's last answer, even if its ttl is longer; `None` if
     /// there is no such limit.
@@ -74,7 +74,7 @@ impl Guarantees {
         self
     }
 
-    /// Sets the most renewals that one call may contain; 256 by default.
+    /// Sets the maximum number of renewals in one call; 256 by default.
     #[must_use]
     pub const fn renew_batch(mut self, most: usize) -> Self {
         self.renew_batch = most;

@@ -1,7 +1,8 @@
 //! Hints: what a backend pushes to one of its instances.
 //!
 //! A hint is delivered on the thread that sends it, so that a grant wakes its
-//! waiter without waking another thread. Sinks only note and wake; they never call the backend.
+//! waiter without waking another thread. A sink only updates state and wakes
+//! tasks; it never calls the backend.
 
 use std::{
     fmt,

@@ -32,7 +32,7 @@ pub trait Inspect {
     /// Returns ended leases, newest first.
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>>;
 
-    /// Streams events about these resources from now on, from every process.
+    /// Streams events about these resources as they happen, whichever process causes them.
     async fn watch(&self, names: Names) -> Result<EventStream>;
 
     /// Takes the lease with this fence away from its holder.

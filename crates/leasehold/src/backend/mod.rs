@@ -146,7 +146,7 @@ pub trait Backend: Inspect + fmt::Debug + Send + Sync + 'static {
 
     /// Returns how long the backend has run without a possible loss of leases.
     ///
-    /// A restart that may have lost leases begins this time anew. `None` if it is unknown.
+    /// A restart that may have lost leases resets it to zero. `None` if it is unknown.
     fn age(&self) -> Option<Duration> {
         None
     }

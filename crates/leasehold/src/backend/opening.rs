@@ -46,7 +46,7 @@ impl fmt::Debug for OpenOptions {
 
 /// Checks that every backend can use the namespace, as a directory and as part of a key.
 pub(crate) fn check_namespace(namespace: &str) -> Result<()> {
-    // A leading dot would be `.`, `..`, or look like a directory that is only being made.
+    // A name with a leading dot may be `.` or `..`, or look like a directory that is still being created.
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if namespace.is_empty() || namespace.len() > 64 || namespace.starts_with('.') || !namespace.chars().all(fits) {
         return Err(Error::invalid_config(format!(

@@ -36,7 +36,7 @@ enum PendingCall<'a> {
     Done(Answered),
 }
 
-/// Makes each call by itself, all at the same time.
+/// Makes a call for each operation, all of them concurrently.
 pub(crate) async fn perform_each(backend: &(impl Backend + ?Sized), operations: Vec<Operation>) -> Vec<Answered> {
     let call = |operation: Operation| {
         PendingCall::Calling(Box::pin(async move {

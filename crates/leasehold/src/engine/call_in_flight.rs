@@ -105,8 +105,8 @@ impl CallInFlight {
 
     /// Like `take_over`, for the renewer, if the time for that has come.
     ///
-    /// It does not wait for a caller that polls the task at this moment, which may run code of the backend and of
-    /// subscribers: the task is then due again soon.
+    /// A poll by the caller may run code of the backend and of subscribers, so this never waits for it to end: it
+    /// tries again after `TAKE_OVER_RETRY`.
     pub(crate) fn take_over_if_due(&self, now: Moment) -> TakeOver {
         let due = self.take_over_at();
         if due == Moment::NEVER {
@@ -118,7 +118,7 @@ impl CallInFlight {
         if let Some(stored) = self.task.try_lock() {
             return self.take(stored).map_or(TakeOver::Nothing, TakeOver::Now);
         }
-        // Fails if the caller has finished in between: then nothing is due.
+        // No effect if the caller has finished meanwhile.
         let (due, later) = (due.as_micros(), now.after(TAKE_OVER_RETRY).as_micros());
         let _changed = self.take_over_at.compare_exchange(due, later, Ordering::SeqCst, Ordering::SeqCst);
         TakeOver::Later

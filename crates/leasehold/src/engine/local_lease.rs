@@ -4,13 +4,14 @@
 //! comes from the request, a renewal, an explicit `renew`, a hint or the clock.
 //! A transition changes the state and wakes callers. It never calls the
 //! backend, so it may run on any thread, including the timer thread. It returns
-//! what the engine must do next as a [`Next`].
+//! what the engine must do next as a [`FollowUp`].
 //!
 //! Belief: each answer of a backend says how long this process may rely on it
 //! ([`Belief`]: for the ttl, for a session, or until the process ends). The
-//! deadline follows from the last answer; once it has passed, or the lease is
-//! lost or released, the lease is never valid again ([`Validity`]).
+//! deadline follows from the last answer (`deadlines.rs`); once it has passed, or
+//! the lease is lost or released, the lease is never valid again ([`Validity`]).
 
+mod deadlines;
 #[cfg(test)]
 mod interleavings;
 #[cfg(test)]
@@ -26,7 +27,7 @@ use std::{
 use super::{
     acquire::AcquireOptions,
     call_in_flight::CallInFlight,
-    margin, renew_every,
+    renew_every,
     sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering},
     telemetry::HoldReport,
     validity::{Loss, Validity},
@@ -39,14 +40,6 @@ use crate::{
         Request, Shape, Standing, Timestamp, Ttl, micros,
     },
 };
-
-/// The longest interval between renewals of a held lease that never expires. Limits how long a lost eviction hint goes
-/// unnoticed.
-const MAX_RENEW_INTERVAL_HOLDER: Duration = Duration::from_secs(10);
-/// The same for a waiter, of which there may be hundreds; bounds how late a lost grant hint is noticed.
-const MAX_RENEW_INTERVAL_WAITER: Duration = Duration::from_secs(60);
-/// The same for the first waiter, on which all behind it depend.
-const MAX_RENEW_INTERVAL_FIRST_WAITER: Duration = Duration::from_secs(5);
 
 /// How long the caller of `acquire` has to confirm a provisional grant itself before the renewer does.
 const CALLER_CONFIRM_WINDOW: Duration = Duration::from_millis(50);
@@ -95,16 +88,18 @@ struct LocalState {
     /// Whether a push said that the lease was evicted; a renewal checks it.
     evicted: bool,
     /// How many requests and renewals were sent.
-    sent: u64,
-    /// The number of the newest renewal that was answered.
+    sent_count: u64,
+    /// The number of the newest answered renewal.
     newest_renewal: u64,
-    /// The same among those that set the ttl.
+    /// The number of the newest answered renewal that set the ttl.
     newest_ttl_change: u64,
-    /// The same among those that set the metadata.
+    /// The number of the newest answered renewal that set the metadata.
     newest_metadata_change: u64,
-    retry: Option<Box<Backoff>>,
+    /// The pauses after failed renewals.
+    renew_retry: Option<Box<Backoff>>,
     /// The pauses between polls of a backend that does not push grants.
     backoff: Option<Box<Backoff>>,
+    /// How many answers said that the lease still waits.
     tries: u32,
     /// The waker of the caller that awaits `acquire` or `release`.
     caller: Option<Waker>,
@@ -140,17 +135,18 @@ pub(crate) struct Hold {
     sent_before: u64,
 }
 
-/// When a request or renewal was sent, and its number among those of the lease.
+/// A request or renewal that was sent.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sent {
-    pub(crate) at: Moment,
+pub(crate) struct SentCall {
+    pub(crate) sent_at: Moment,
+    /// Its number among the calls of the lease, which begin with 1.
     number: u64,
 }
 
 /// When the request or renewal of the last answer was sent, and how long this process may rely on that answer.
 #[derive(Clone, Debug)]
 struct LastAnswer {
-    sent: Moment,
+    sent_at: Moment,
     belief: Belief,
 }
 
@@ -175,27 +171,35 @@ pub(crate) enum Refusal {
 /// What the engine does after a transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum Next {
+pub(crate) enum FollowUp {
     Nothing,
     /// `renew_at` or the deadline may be earlier now: wake the renewer or the timer if it would sleep too long.
     Schedule,
-    /// Stop renewing it.
+    /// Remove the lease from the schedule.
     Forget,
-    /// Stop renewing it, and release it in the background: the backend may still know it.
+    /// Remove the lease from the schedule, and release it in the background: the backend may still know it.
     Release,
-    /// Stop renewing it, and report the loss to the log and the metrics.
+    /// Remove the lease from the schedule, and report the loss to the log and the metrics.
     Lost,
 }
 
-/// The outcome of a request, for the caller of `acquire`.
+/// The result of a request, for the caller of `acquire`.
 pub(crate) enum AcquireResult {
     Held,
     Refused(Refusal),
 }
 
+/// What the caller of `acquire` does next.
+pub(crate) enum CallerStep {
+    /// Take the result, after the follow-up.
+    Finish(AcquireResult, FollowUp),
+    /// Send a renewal to confirm a provisional grant, then poll again.
+    ConfirmGrant,
+}
+
 impl LocalLease {
     /// A lease whose first request is sent at `now`.
-    pub(crate) fn new(request: Request, options: &AcquireOptions<'_>, pushes: bool, now: Moment) -> (Self, Sent) {
+    pub(crate) fn new(request: Request, options: &AcquireOptions<'_>, pushes: bool, now: Moment) -> (Self, SentCall) {
         let lease = Self {
             pushes,
             max_hold: options.max_hold,
@@ -216,11 +220,11 @@ impl LocalLease {
                 hint: None,
                 renew_again: false,
                 evicted: false,
-                sent: 1,
+                sent_count: 1,
                 newest_renewal: 0,
                 newest_ttl_change: 0,
                 newest_metadata_change: 0,
-                retry: None,
+                renew_retry: None,
                 backoff: (!pushes).then(|| Box::new(options.backoff)),
                 tries: 0,
                 caller: None,
@@ -229,10 +233,8 @@ impl LocalLease {
             }),
             request,
         };
-        (lease, Sent { at: now, number: 1 })
+        (lease, SentCall { sent_at: now, number: 1 })
     }
-
-    // Getters.
 
     pub(crate) fn key(&self) -> &LeaseKey {
         &self.request.key
@@ -286,8 +288,6 @@ impl LocalLease {
         matches!(self.state.lock().phase, Phase::Held(_))
     }
 
-    // The renewer's side.
-
     /// A renewal to send; `None` if one is in flight or nothing is left to renew.
     pub(crate) fn begin_renewal(&self) -> Option<Renewal> {
         let mut state = self.state.lock();
@@ -301,10 +301,10 @@ impl LocalLease {
     }
 
     /// Numbers a request or renewal that is sent at `now`.
-    pub(crate) fn number_call(&self, now: Moment) -> Sent {
+    pub(crate) fn number_call(&self, now: Moment) -> SentCall {
         let mut state = self.state.lock();
-        state.sent += 1;
-        Sent { at: now, number: state.sent }
+        state.sent_count += 1;
+        SentCall { sent_at: now, number: state.sent_count }
     }
 
     /// A renewal that only extends the lease.
@@ -313,10 +313,10 @@ impl LocalLease {
     }
 
     /// Makes a renewal due now, or right after the one in flight.
-    pub(crate) fn request_renewal(&self, now: Moment) -> Next {
+    pub(crate) fn request_renewal(&self, now: Moment) -> FollowUp {
         let mut state = self.state.lock();
         self.request_renewal_locked(&mut state, now);
-        Next::Schedule
+        FollowUp::Schedule
     }
 
     fn request_renewal_locked(&self, state: &mut LocalState, now: Moment) {
@@ -328,34 +328,34 @@ impl LocalLease {
     }
 
     /// The backend answered the request.
-    pub(crate) fn on_decision(&self, decision: Decision, sent: Sent, belief: Belief, now: Moment) -> Next {
+    pub(crate) fn on_decision(&self, decision: Decision, call: SentCall, belief: Belief, now: Moment) -> FollowUp {
         let mut state = self.state.lock();
         if !matches!(state.phase, Phase::Requested) {
-            return Next::Nothing;
+            return FollowUp::Nothing;
         }
         let refusal = match decision {
             Decision::Granted(grant) => {
-                state.last_answer = Some(LastAnswer { sent: sent.at, belief });
+                state.last_answer = Some(LastAnswer { sent_at: call.sent_at, belief });
                 return self.grant(state, grant, now);
             }
             Decision::Queued(position) => {
                 state.phase = Phase::Waiting;
-                return self.on_position(state, position, sent.at, belief, now);
+                return self.on_position(state, position, call.sent_at, belief, now);
             }
             Decision::Busy(busy) => Refusal::Busy(busy),
             Decision::WrongShape { in_force } => Refusal::WrongShape(in_force),
         };
-        self.refuse(state, refusal, Next::Forget)
+        self.refuse(state, refusal, FollowUp::Forget)
     }
 
     /// The request failed for good.
-    pub(crate) fn on_request_failed(&self, error: Error) -> Next {
+    pub(crate) fn on_request_failed(&self, error: Error) -> FollowUp {
         let state = self.state.lock();
         if !matches!(state.phase, Phase::Requested) {
-            return Next::Nothing;
+            return FollowUp::Nothing;
         }
-        let next = if error.outcome_unknown() { Next::Release } else { Next::Forget };
-        self.refuse(state, Refusal::Failed(error), next)
+        let follow_up = if error.outcome_unknown() { FollowUp::Release } else { FollowUp::Forget };
+        self.refuse(state, Refusal::Failed(error), follow_up)
     }
 
     /// Applies the answer to a renewal.
@@ -363,63 +363,54 @@ impl LocalLease {
         &self,
         standing: Standing,
         renewal: &Renewal,
-        sent: Sent,
+        call: SentCall,
         belief: &Belief,
         now: Moment,
-    ) -> Next {
+    ) -> FollowUp {
         let mut state = self.state.lock();
         let (fence, sent_before) = match &state.phase {
-            Phase::Waiting => return self.on_standing_while_waiting(state, standing, sent, belief, now),
+            Phase::Waiting => return self.on_standing_while_waiting(state, standing, call, belief, now),
             Phase::Granted { grant, sent_before } => (grant.fence, *sent_before),
             Phase::Held(hold) => (hold.grant.fence, hold.sent_before),
-            Phase::Requested | Phase::Refused(_) | Phase::Ended(_) => return Next::Nothing,
+            Phase::Requested | Phase::Refused(_) | Phase::Ended(_) => return FollowUp::Nothing,
         };
         match standing {
             Standing::Unknown => self.on_unanswered(state, now),
             // The backend lost its data and granted the same lease id again. Another client may have held the lock in
             // between.
-            Standing::Holding(grant) if grant.fence != fence => match self.lose(state, Loss::Gone) {
-                Next::Lost => Next::Release,
-                next => next,
-            },
-            // A renewal that was sent later has been answered before. This one may have asked for more time.
-            Standing::Holding(_) if sent.number < state.newest_renewal => {
+            Standing::Holding(grant) if grant.fence != fence => self.lose_and_release(state, Loss::Gone),
+            // Overtaken by a newer answer. It still counts if it asked for a longer ttl.
+            Standing::Holding(_) if call.number < state.newest_renewal => {
                 if matches!(state.phase, Phase::Held(_)) && !belief.has_ended() {
-                    let answer = LastAnswer { sent: sent.at, belief: belief.clone() };
+                    let answer = LastAnswer { sent_at: call.sent_at, belief: belief.clone() };
                     let _in_time = self.validity.extend(now, self.deadline_after(&answer, renewal.ttl));
                 }
-                Next::Nothing
+                FollowUp::Nothing
             }
             Standing::Holding(_) => {
-                state.newest_renewal = sent.number;
-                state.last_answer = Some(LastAnswer { sent: sent.at, belief: belief.clone() });
-                state.retry = None;
+                state.newest_renewal = call.number;
+                state.last_answer = Some(LastAnswer { sent_at: call.sent_at, belief: belief.clone() });
+                state.renew_retry = None;
                 let deadline = self.deadline(&state, renewal.ttl);
                 if self.session_ended(&state) {
                     return self.lose(state, Loss::Gone);
                 }
                 if matches!(state.phase, Phase::Held(_)) && !self.validity.extend(now, deadline) {
-                    // Too late for us, but the backend extended the lease: release it.
-                    return match self.lose_by_deadline(state, now) {
-                        Next::Lost => Next::Release,
-                        next => next,
-                    };
+                    // Too late for us, but the backend extended the lease.
+                    return self.lose_and_release(state, self.validity.reason_at(now));
                 }
-                let renew_at = self.renew_time(&state, sent.at);
+                let renew_at = self.renew_time(&state, call.sent_at);
                 self.schedule_renewal(&mut state, renew_at, now);
-                Next::Schedule
+                FollowUp::Schedule
             }
             // 1. A renewal is sent. 2. The backend answers: waiting. 3. It grants, and the push arrives here.
             // 4. The answer arrives. Only an answer to a renewal that was sent after 3 takes the grant away.
-            Standing::Waiting(_) if sent.number <= sent_before => {
+            Standing::Waiting(_) if call.number <= sent_before => {
                 self.schedule_renewal(&mut state, now, now);
-                Next::Schedule
+                FollowUp::Schedule
             }
             // The backend demoted a holder to a waiter: release its position too.
-            Standing::Waiting(_) => match self.lose(state, Loss::Gone) {
-                Next::Lost => Next::Release,
-                next => next,
-            },
+            Standing::Waiting(_) => self.lose_and_release(state, Loss::Gone),
             Standing::Gone => {
                 let loss = if state.evicted {
                     Loss::Evicted
@@ -429,11 +420,7 @@ impl LocalLease {
                 } else {
                     Loss::Gone
                 };
-                match self.lose(state, loss) {
-                    // The backend has nothing to release.
-                    Next::Release => Next::Forget,
-                    next => next,
-                }
+                self.lose_and_forget(state, loss)
             }
         }
     }
@@ -442,30 +429,30 @@ impl LocalLease {
         &self,
         mut state: Locked<'_>,
         standing: Standing,
-        sent: Sent,
+        call: SentCall,
         belief: &Belief,
         now: Moment,
-    ) -> Next {
+    ) -> FollowUp {
         match standing {
             Standing::Unknown => self.on_unanswered(state, now),
             Standing::Holding(grant) => {
-                state.last_answer = Some(LastAnswer { sent: sent.at, belief: belief.clone() });
+                state.last_answer = Some(LastAnswer { sent_at: call.sent_at, belief: belief.clone() });
                 self.grant(state, grant, now)
             }
-            Standing::Waiting(position) => self.on_position(state, position, sent.at, belief.clone(), now),
-            Standing::Gone => self.refuse(state, Refusal::Gone, Next::Forget),
+            Standing::Waiting(position) => self.on_position(state, position, call.sent_at, belief.clone(), now),
+            Standing::Gone => self.refuse(state, Refusal::Gone, FollowUp::Forget),
         }
     }
 
-    /// A renewal was not answered: the lease is in doubt until one is, or the deadline comes.
-    pub(crate) fn on_renew_failed(&self, now: Moment) -> Next {
+    /// A renewal was not answered: the lease is in doubt until a renewal is answered, or the deadline comes.
+    pub(crate) fn on_renew_failed(&self, now: Moment) -> FollowUp {
         let state = self.state.lock();
         self.on_unanswered(state, now)
     }
 
-    fn on_unanswered(&self, mut state: Locked<'_>, now: Moment) -> Next {
+    fn on_unanswered(&self, mut state: Locked<'_>, now: Moment) -> FollowUp {
         if !matches!(state.phase, Phase::Waiting | Phase::Granted { .. } | Phase::Held(_)) {
-            return Next::Nothing;
+            return FollowUp::Nothing;
         }
         // A queue position survives the end of a session; a lease that was held is lost with it.
         if !matches!(state.phase, Phase::Waiting) && self.session_ended(&state) {
@@ -473,59 +460,58 @@ impl LocalLease {
         }
         self.validity.mark_in_doubt();
         let max = renew_every(self.ttl()) / 3;
-        let pause = state.retry.get_or_insert_with(|| Box::new(Backoff::new(Duration::from_millis(50), max))).pause();
+        let pause =
+            state.renew_retry.get_or_insert_with(|| Box::new(Backoff::new(Duration::from_millis(50), max))).pause();
         self.schedule_renewal(&mut state, now.after(pause), now);
-        Next::Schedule
+        FollowUp::Schedule
     }
 
     /// A push says that the lease was granted.
-    pub(crate) fn on_grant_hint(&self, fence: Fence, provisional: bool, now: Moment, arrived_at: Timestamp) -> Next {
+    pub(crate) fn on_grant_hint(
+        &self,
+        fence: Fence,
+        provisional: bool,
+        now: Moment,
+        arrived_at: Timestamp,
+    ) -> FollowUp {
         let mut state = self.state.lock();
         state.hint = Some(GrantHint { fence, provisional, arrived_at });
         match state.phase {
             Phase::Waiting => self.apply_grant_hint(state, now),
-            _ => Next::Nothing,
+            _ => FollowUp::Nothing,
         }
     }
 
     /// A push says that the lease was evicted; a renewal checks whether it was.
-    pub(crate) fn on_evict_hint(&self, now: Moment) -> Next {
+    pub(crate) fn on_evict_hint(&self, now: Moment) -> FollowUp {
         let mut state = self.state.lock();
         state.evicted = true;
         self.request_renewal_locked(&mut state, now);
-        Next::Schedule
+        FollowUp::Schedule
     }
 
     /// Hints were missed. A lease whose session ended is lost; any other is renewed at once to check it.
-    pub(crate) fn on_hints_missed(&self, now: Moment) -> Next {
+    pub(crate) fn on_hints_missed(&self, now: Moment) -> FollowUp {
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::Held(_) | Phase::Granted { .. }) && self.session_ended(&state) {
             return self.lose(state, Loss::Gone);
         }
         self.request_renewal_locked(&mut state, now);
-        Next::Schedule
+        FollowUp::Schedule
     }
 
     /// The timer found that the deadline has passed.
-    pub(crate) fn on_deadline(&self, now: Moment) -> Next {
+    pub(crate) fn on_deadline(&self, now: Moment) -> FollowUp {
         let state = self.state.lock();
         match state.phase {
             Phase::Held(_) if now >= self.validity.deadline() => self.lose_by_deadline(state, now),
-            _ => Next::Nothing,
+            _ => FollowUp::Nothing,
         }
     }
 
-    // The acquiring caller's side.
-
-    /// The outcome of the request; while there is none, registers the caller to be woken.
-    ///
-    /// `None` asks the caller to confirm a provisional grant by a renewal, and then to poll again.
-    pub(crate) fn poll_outcome(
-        &self,
-        context: &Context<'_>,
-        started: Moment,
-        now: Moment,
-    ) -> Poll<Option<(AcquireResult, Next)>> {
+    /// Returns the result of the request, or asks the caller to confirm a provisional grant. Until then, stores the
+    /// caller's waker.
+    pub(crate) fn poll_result(&self, context: &Context<'_>, started: Moment, now: Moment) -> Poll<CallerStep> {
         let mut state = self.state.lock();
         match &mut state.phase {
             Phase::Granted { grant, sent_before } => {
@@ -534,32 +520,34 @@ impl LocalLease {
                 if now >= deadline || self.session_ended(&state) {
                     state.phase = Phase::Refused(None);
                     self.pause_renewals();
-                    return Poll::Ready(Some((AcquireResult::Refused(Refusal::Gone), Next::Release)));
+                    let gone = AcquireResult::Refused(Refusal::Gone);
+                    return Poll::Ready(CallerStep::Finish(gone, FollowUp::Release));
                 }
                 let max_hold_at = self.max_hold.map_or(Moment::NEVER, |length| now.after(length));
                 self.validity.begin(deadline, max_hold_at);
                 let by_session = matches!(state.last_answer, Some(LastAnswer { belief: Belief::Session(_), .. }));
                 self.by_session.store(by_session, Ordering::Relaxed);
                 state.phase = Phase::Held(Hold { grant, waited: now.since(started), sent_before });
-                let next = match self.request.lifetime {
-                    Lifetime::Attached => Next::Schedule,
+                let follow_up = match self.request.lifetime {
+                    Lifetime::Attached => FollowUp::Schedule,
                     // Nobody renews it.
                     Lifetime::Detached => {
                         self.pause_renewals();
-                        Next::Forget
+                        FollowUp::Forget
                     }
                 };
-                Poll::Ready(Some((AcquireResult::Held, next)))
+                Poll::Ready(CallerStep::Finish(AcquireResult::Held, follow_up))
             }
             Phase::Refused(refusal) => {
-                Poll::Ready(Some((AcquireResult::Refused(refusal.take().unwrap_or(Refusal::Gone)), Next::Nothing)))
+                let refusal = refusal.take().unwrap_or(Refusal::Gone);
+                Poll::Ready(CallerStep::Finish(AcquireResult::Refused(refusal), FollowUp::Nothing))
             }
             Phase::Ended(_) | Phase::Held(_) => {
-                Poll::Ready(Some((AcquireResult::Refused(Refusal::Gone), Next::Nothing)))
+                Poll::Ready(CallerStep::Finish(AcquireResult::Refused(Refusal::Gone), FollowUp::Nothing))
             }
             Phase::Requested | Phase::Waiting => {
                 if matches!(state.phase, Phase::Waiting) && state.hint.is_some() {
-                    return Poll::Ready(None);
+                    return Poll::Ready(CallerStep::ConfirmGrant);
                 }
                 if !state.caller.as_ref().is_some_and(|caller| caller.will_wake(context.waker())) {
                     state.caller = Some(context.waker().clone());
@@ -572,7 +560,7 @@ impl LocalLease {
     /// The caller left before it had its guard.
     ///
     /// While the request is in flight, the task that sent it cleans up.
-    pub(crate) fn on_caller_left(&self) -> Next {
+    pub(crate) fn on_caller_left(&self) -> FollowUp {
         let mut state = self.state.lock();
         state.caller_left = true;
         state.caller = None;
@@ -580,20 +568,20 @@ impl LocalLease {
             Phase::Waiting | Phase::Granted { .. } => {
                 state.phase = Phase::Refused(None);
                 self.pause_renewals();
-                Next::Release
+                FollowUp::Release
             }
-            Phase::Requested | Phase::Held(_) | Phase::Refused(_) | Phase::Ended(_) => Next::Nothing,
+            Phase::Requested | Phase::Held(_) | Phase::Refused(_) | Phase::Ended(_) => FollowUp::Nothing,
         }
     }
 
     /// The instance was closed before the caller had its guard; a request that is in flight ends by itself.
-    pub(crate) fn on_closed(&self) -> Next {
+    pub(crate) fn on_closed(&self) -> FollowUp {
         let state = self.state.lock();
         match state.phase {
             Phase::Waiting | Phase::Granted { .. } => {
-                self.refuse(state, Refusal::Failed(Error::closed()), Next::Release)
+                self.refuse(state, Refusal::Failed(Error::closed()), FollowUp::Release)
             }
-            Phase::Requested | Phase::Held(_) | Phase::Refused(_) | Phase::Ended(_) => Next::Nothing,
+            Phase::Requested | Phase::Held(_) | Phase::Refused(_) | Phase::Ended(_) => FollowUp::Nothing,
         }
     }
 
@@ -607,15 +595,13 @@ impl LocalLease {
         self.state.lock().tries
     }
 
-    // The guard's side.
-
     /// Ends the lease in this process, because its guard is released.
     ///
-    /// Returns `Release` if the backend must still release it. That may be so after a loss, too: `validity.loss()` tells
+    /// Returns `Release` if the backend must still release it. This can happen after a loss too; `validity.loss()` says
     /// why it ended.
-    pub(crate) fn on_release(&self, now: Moment) -> Next {
+    pub(crate) fn on_release(&self, now: Moment) -> FollowUp {
         let mut state = self.state.lock();
-        let Phase::Held(hold) = state.phase else { return Next::Forget };
+        let Phase::Held(hold) = state.phase else { return FollowUp::Forget };
         if self.session_ended(&state) {
             return self.lose(state, Loss::Gone);
         }
@@ -625,7 +611,7 @@ impl LocalLease {
         state.phase = Phase::Ended(Some(hold));
         self.pause_renewals();
         drop(state);
-        if self.validity.lose(Loss::Released) { Next::Release } else { Next::Forget }
+        if self.validity.lose(Loss::Released) { FollowUp::Release } else { FollowUp::Forget }
     }
 
     /// In its answer to the release, the backend said that it no longer has the lease. `Loss::Released` stays recorded,
@@ -646,7 +632,7 @@ impl LocalLease {
         wake(state);
     }
 
-    /// The answer to the release; registers the caller to be woken while there is none.
+    /// Returns the answer to the release. Until it arrives, stores the caller's waker.
     pub(crate) fn poll_released(&self, context: &Context<'_>) -> Poll<Result<Released>> {
         let mut state = self.state.lock();
         if let Some(released) = state.released.take() {
@@ -657,20 +643,20 @@ impl LocalLease {
     }
 
     /// Fails if the lease is not held at `now`, and records the loss if nothing has done so before.
-    pub(crate) fn check(&self, now: Moment) -> Result<(), Next> {
+    pub(crate) fn check(&self, now: Moment) -> Result<(), FollowUp> {
         // `Validity::lose` sets the reason, then the deadline. Check both: this must fail once `lost` has completed.
         let seems_held = now < self.validity.deadline() && self.validity.loss().is_none();
         if seems_held && !self.by_session.load(Ordering::Relaxed) {
             return Ok(());
         }
-        // Compare again with the state locked: 1. this reads the deadline, which has passed  2. an answer that came before
-        // the deadline extends the lease, which is then held.
+        // 1. This reads a deadline that has passed.  2. Another thread applies an answer that came before the deadline,
+        // which extends the lease. So compare again with the state locked.
         let state = self.state.lock();
         match state.phase {
             Phase::Held(_) if now >= self.validity.deadline() => Err(self.lose_by_deadline(state, now)),
             Phase::Held(_) if self.session_ended(&state) => Err(self.lose(state, Loss::Gone)),
             Phase::Held(_) => Ok(()),
-            _ => Err(Next::Nothing),
+            _ => Err(FollowUp::Nothing),
         }
     }
 
@@ -680,51 +666,42 @@ impl LocalLease {
         std::mem::replace(&mut self.state.lock().claim, claim)
     }
 
-    // Shared steps.
-
     /// The lease was granted, by an answer or by a push that this process may rely on.
-    fn grant(&self, mut state: Locked<'_>, grant: Grant, now: Moment) -> Next {
+    fn grant(&self, mut state: Locked<'_>, grant: Grant, now: Moment) -> FollowUp {
         if state.caller_left {
             state.phase = Phase::Refused(None);
             self.pause_renewals();
-            return Next::Release;
+            return FollowUp::Release;
         }
-        state.phase = Phase::Granted { grant, sent_before: state.sent };
-        state.retry = None;
-        let from = state.last_answer.as_ref().map_or(now, |answer| answer.sent);
-        let renew_at = self.renew_time(&state, from);
+        state.phase = Phase::Granted { grant, sent_before: state.sent_count };
+        state.renew_retry = None;
+        let sent_at = state.last_answer.as_ref().map_or(now, |answer| answer.sent_at);
+        let renew_at = self.renew_time(&state, sent_at);
         self.schedule_renewal(&mut state, renew_at, now);
         wake(state);
-        Next::Schedule
+        FollowUp::Schedule
     }
 
-    /// The request or renewal that was sent at `sent` found the lease waiting.
+    /// The request or renewal that was sent at `sent_at` found the lease waiting.
     fn on_position(
         &self,
         mut state: Locked<'_>,
         position: QueuePosition,
-        sent: Moment,
+        sent_at: Moment,
         belief: Belief,
         now: Moment,
-    ) -> Next {
+    ) -> FollowUp {
         if state.caller_left {
-            return self.refuse(state, Refusal::Gone, Next::Release);
+            return self.refuse(state, Refusal::Gone, FollowUp::Release);
         }
-        state.last_answer = Some(LastAnswer { sent, belief });
+        state.last_answer = Some(LastAnswer { sent_at, belief });
         state.last_fence = state.last_fence.max(position.last_fence);
         state.tries += 1;
-        state.retry = None;
+        state.renew_retry = None;
         let pause = state.backoff.as_mut().map_or(position.ask_again_in, |backoff| Some(backoff.pause()));
         let ask_at = pause.map_or(Moment::NEVER, |pause| now.after(pause.max(Duration::from_millis(1))));
-        let limit = match state.last_answer {
-            Some(LastAnswer { belief: Belief::Process, .. })
-                if position.ahead == 0 && self.request.lifetime == Lifetime::Attached =>
-            {
-                now.after(MAX_RENEW_INTERVAL_FIRST_WAITER)
-            }
-            _ => Moment::NEVER,
-        };
-        let renew_at = ask_at.min(limit).min(self.renew_time(&state, sent));
+        let limit = self.first_waiter_limit(&state, position, now);
+        let renew_at = ask_at.min(limit).min(self.renew_time(&state, sent_at));
         self.schedule_renewal(&mut state, renew_at, now);
         if state.hint.is_some() {
             return self.apply_grant_hint(state, now);
@@ -733,7 +710,7 @@ impl LocalLease {
             // Wake the caller, which enforces `max_tries`.
             wake(state);
         }
-        Next::Schedule
+        FollowUp::Schedule
     }
 
     /// Applies a pushed grant, now that the lease is known to wait.
@@ -741,21 +718,21 @@ impl LocalLease {
     /// Nothing says how old a push is, so the deadline counts from the last answered request or renewal. A fence that
     /// is not above those in the answers is ignored. A provisional grant needs a renewal first, sent after the
     /// push.
-    fn apply_grant_hint(&self, mut state: Locked<'_>, now: Moment) -> Next {
-        let Some(hint) = state.hint.take() else { return Next::Nothing };
+    fn apply_grant_hint(&self, mut state: Locked<'_>, now: Moment) -> FollowUp {
+        let Some(hint) = state.hint.take() else { return FollowUp::Nothing };
         if hint.fence <= state.last_fence {
-            return Next::Schedule;
+            return FollowUp::Schedule;
         }
         if hint.provisional && self.caller_may_confirm(&state) {
             self.set_renew_at(self.renew_at().min(now.after(CALLER_CONFIRM_WINDOW)));
             state.hint = Some(hint);
             wake(state);
-            return Next::Schedule;
+            return FollowUp::Schedule;
         }
         let reliable = now < self.deadline(&state, self.ttl()) && !self.session_ended(&state);
         if hint.provisional || !reliable {
             self.request_renewal_locked(&mut state, now);
-            return Next::Schedule;
+            return FollowUp::Schedule;
         }
         self.grant(state, Grant::new(hint.fence, hint.arrived_at), now)
     }
@@ -769,57 +746,70 @@ impl LocalLease {
             && self.renew_at() != Moment::NEVER
     }
 
-    fn refuse(&self, mut state: Locked<'_>, refusal: Refusal, next: Next) -> Next {
+    fn refuse(&self, mut state: Locked<'_>, refusal: Refusal, follow_up: FollowUp) -> FollowUp {
         state.phase = Phase::Refused(Some(refusal));
         self.pause_renewals();
         wake(state);
-        next
+        follow_up
     }
 
-    /// Marks a held lease lost; an unclaimed grant becomes a refusal.
-    fn lose(&self, mut state: Locked<'_>, loss: Loss) -> Next {
+    /// Marks a held lease lost; a grant that the caller has not taken becomes a refusal.
+    fn lose(&self, mut state: Locked<'_>, loss: Loss) -> FollowUp {
         match state.phase {
             Phase::Held(hold) => {
                 state.phase = Phase::Ended(Some(hold));
                 self.pause_renewals();
                 drop(state);
-                if self.validity.lose(loss) { Next::Lost } else { Next::Forget }
+                if self.validity.lose(loss) { FollowUp::Lost } else { FollowUp::Forget }
             }
-            _ => self.refuse(state, Refusal::Gone, Next::Release),
+            _ => self.refuse(state, Refusal::Gone, FollowUp::Release),
         }
     }
 
-    /// The deadline has passed. A lease that ran out expires at the backend, too. One that reached its `max_hold` was
-    /// renewed until now, and one that a session keeps stays as long as the session lives: both have to be released.
-    fn lose_by_deadline(&self, state: Locked<'_>, now: Moment) -> Next {
+    /// Like `lose`, for a lease that the backend still has.
+    fn lose_and_release(&self, state: Locked<'_>, loss: Loss) -> FollowUp {
+        match self.lose(state, loss) {
+            FollowUp::Lost => FollowUp::Release,
+            follow_up => follow_up,
+        }
+    }
+
+    /// Like `lose`, for a lease that the backend no longer has: there is nothing to release.
+    fn lose_and_forget(&self, state: Locked<'_>, loss: Loss) -> FollowUp {
+        match self.lose(state, loss) {
+            FollowUp::Release => FollowUp::Forget,
+            follow_up => follow_up,
+        }
+    }
+
+    /// The deadline has passed. When the ttl has run out, the backend expires the lease itself. When `max_hold` is
+    /// reached, or while the session still lives, it does not: the lease must be released.
+    fn lose_by_deadline(&self, state: Locked<'_>, now: Moment) -> FollowUp {
         let kept_by_session = !self.is_detached()
             && matches!(&state.last_answer, Some(LastAnswer { belief: Belief::Session(session), .. }) if !session.has_ended());
-        match self.lose(state, self.validity.reason_at(now)) {
-            Next::Lost if kept_by_session || self.validity.loss() == Some(Loss::MaxHold) => Next::Release,
-            next => next,
+        let loss = self.validity.reason_at(now);
+        if kept_by_session || loss == Loss::MaxHold {
+            self.lose_and_release(state, loss)
+        } else {
+            self.lose(state, loss)
         }
     }
 
-    fn session_ended(&self, state: &LocalState) -> bool {
-        self.request.lifetime == Lifetime::Attached
-            && state.last_answer.as_ref().is_some_and(|answer| answer.belief.has_ended())
-    }
-
-    /// Remembers what an explicit renewal changed at the backend, unless a later change was answered before.
+    /// Records what an explicit renewal changed at the backend; ignores a change that is older than one already
+    /// recorded.
     ///
-    /// A renewal that sets the metadata or downgrades the lease leaves the ttl as it is: it may have been made before the
-    /// ttl changed.
-    pub(crate) fn on_explicit_renewal(&self, renewal: &Renewal, sent: Sent) {
+    /// A renewal that sets the metadata or downgrades the lease may carry an old ttl, which is ignored.
+    pub(crate) fn on_explicit_renewal(&self, renewal: &Renewal, call: SentCall) {
         let mut state = self.state.lock();
         let changes_ttl = renewal.metadata.is_none() && renewal.downgrade.is_none();
-        if changes_ttl && sent.number > state.newest_ttl_change {
-            state.newest_ttl_change = sent.number;
+        if changes_ttl && call.number > state.newest_ttl_change {
+            state.newest_ttl_change = call.number;
             self.ttl_micros.store(micros(renewal.ttl.get()), Ordering::Relaxed);
         }
         if let Some(metadata) = &renewal.metadata
-            && sent.number > state.newest_metadata_change
+            && call.number > state.newest_metadata_change
         {
-            state.newest_metadata_change = sent.number;
+            state.newest_metadata_change = call.number;
             state.metadata = Some(Box::new(metadata.clone()));
         }
     }
@@ -830,7 +820,7 @@ impl LocalLease {
         self.set_renew_at(if again { now } else { renew_at });
     }
 
-    /// `SeqCst`, for its order with the shard bounds: a scan of the schedule clears the bound first, then reads this.
+    /// `SeqCst`: a scan of the schedule clears the bound of a shard, then reads this; neither may be reordered.
     fn set_renew_at(&self, moment: Moment) {
         self.renew_at.store(moment.as_micros(), Ordering::SeqCst);
     }
@@ -838,45 +828,6 @@ impl LocalLease {
     /// Stops renewals. A renewer that read the old time is stopped by `begin_renewal`.
     fn pause_renewals(&self) {
         self.renew_at.store(Moment::NEVER.as_micros(), Ordering::Release);
-    }
-
-    /// The deadline from the last answer, assuming that its request or renewal asked for `ttl`.
-    fn deadline(&self, state: &LocalState, ttl: Ttl) -> Moment {
-        // Without an answer nothing proves that the lease is valid: its deadline has passed.
-        state.last_answer.as_ref().map_or(Moment::default(), |answer| self.deadline_after(answer, ttl))
-    }
-
-    fn deadline_after(&self, answer: &LastAnswer, ttl: Ttl) -> Moment {
-        match self.valid_for(&answer.belief, ttl) {
-            Some(length) => answer.sent.after(length.saturating_sub(margin(length))),
-            None => Moment::NEVER,
-        }
-    }
-
-    /// How long an answer keeps the lease valid; `None` if no clock limits it.
-    fn valid_for(&self, belief: &Belief, ttl: Ttl) -> Option<Duration> {
-        match (self.request.lifetime, belief) {
-            (Lifetime::Detached, _) | (_, Belief::Ttl) => Some(ttl.get()),
-            (Lifetime::Attached, Belief::Session(session)) => Some(ttl.get().min(session.silence_limit())),
-            (Lifetime::Attached, Belief::Process) => None,
-        }
-    }
-
-    /// When to renew next: a third of an answer's validity after `sent`, minus up to 10 % jitter derived from the lease
-    /// id. Where nothing expires, the intervals above apply.
-    fn renew_time(&self, state: &LocalState, sent: Moment) -> Moment {
-        let belief = state.last_answer.as_ref().map_or(&Belief::Ttl, |answer| &answer.belief);
-        let third = renew_every(self.ttl());
-        let every = match self.valid_for(belief, self.ttl()) {
-            Some(length) => length / 3,
-            // Nothing expires here: renewals only make up for lost hints. A short ttl makes them more frequent.
-            None if matches!(state.phase, Phase::Waiting) && third >= MAX_RENEW_INTERVAL_HOLDER => {
-                MAX_RENEW_INTERVAL_WAITER
-            }
-            None => third.min(MAX_RENEW_INTERVAL_HOLDER),
-        };
-        let jitter = u32::try_from(self.request.key.id.as_u128() & 0xff).unwrap_or(0);
-        sent.after(every.saturating_sub(every / 10 * jitter / 255))
     }
 }
 

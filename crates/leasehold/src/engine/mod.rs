@@ -2,13 +2,16 @@
 
 mod acquire;
 mod call_in_flight;
+mod find_holders;
 mod guard;
+mod lease;
 mod local_lease;
 mod panics;
 mod reentry;
 mod release;
 mod renewer;
 mod schedule;
+mod send_request;
 mod sync;
 pub(crate) mod telemetry;
 mod validity;
@@ -27,7 +30,8 @@ use tokio::sync::Notify;
 
 pub use self::{
     acquire::Attempt,
-    guard::{Guard, Lease},
+    guard::Guard,
+    lease::Lease,
     validity::{LeaseHealth, Loss},
 };
 pub(crate) use self::{
@@ -36,12 +40,12 @@ pub(crate) use self::{
     panics::catch_panic,
     reentry::Reentries,
 };
-use self::{local_lease::Next, renewer::Renewer, telemetry::Telemetry};
+use self::{local_lease::FollowUp, renewer::Renewer, telemetry::Telemetry};
 use crate::{
     Error, Result,
     backend::{Backend, coalesce::continue_here},
     clock::{Clock, Sleep},
-    lease::{Moment, Outcome, Ttl},
+    lease::{Moment, Ttl},
     threads::{self, Task, Threads},
 };
 
@@ -149,15 +153,14 @@ impl Engine {
     /// `close` may run at the same time: 1. It sets its flag.  2. It takes over all stored tasks.  3. This task is
     /// stored, too late for 2. So the flag is checked after the task is stored.
     fn start_on_caller(&self, lease: &Arc<LocalLease>, task: Task, now: Moment, limit: Moment) {
-        // Wrap the whole poll, so that the batches that it wakes (`backend/coalesce.rs`) continue after it, not where a
-        // call is sent: a redlock round polls several calls in one poll, and would miss a wake-up that arrives during
-        // it.
-        let poll = |task: &mut Task, context: &mut Context<'_>| self.threads.poll_here(task, context);
+        // The batches that this poll wakes (`backend/coalesce.rs`) continue after it. A redlock round polls several
+        // calls in one poll; a batch that ran inside it could wake the round too early, and the wake-up would be lost.
+        let poll = |task: &mut Task, context: &mut Context<'_>| self.threads.poll_on_this_thread(task, context);
         let limit = limit.min(now.after(renew_every(lease.ttl())));
         if !continue_here(|| lease.call_in_flight.start(task, now, limit, &poll)) {
             return;
         }
-        self.renewer.follow_up(lease, Next::Schedule, Outcome::Cancelled);
+        self.renewer.follow_up(lease, FollowUp::Schedule);
         if self.is_closed() {
             self.renewer.take_over(lease);
         }
@@ -168,7 +171,7 @@ impl Engine {
     /// Fails in a forked child: polling what the parent began would write to the parent's sockets.
     fn poll_in_flight(&self, lease: &LocalLease, context: &mut Context<'_>) -> Poll<Result<()>> {
         self.check_not_inherited()?;
-        let poll = |task: &mut Task, context: &mut Context<'_>| self.threads.poll_here(task, context);
+        let poll = |task: &mut Task, context: &mut Context<'_>| self.threads.poll_on_this_thread(task, context);
         continue_here(|| lease.call_in_flight.poll(context, &poll)).map(Ok)
     }
 

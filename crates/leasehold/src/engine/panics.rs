@@ -1,4 +1,4 @@
-//! Confines a panic of a backend to the call that panicked: nobody waits for its answer for ever.
+//! Turns a panic of a backend into a failure of the call that panicked, so that nobody waits for its answer for ever.
 
 use std::{
     future::poll_fn,
@@ -20,10 +20,9 @@ pub(crate) async fn catch_panic<T>(call: impl Future<Output = Result<T>>) -> Res
     .await
 }
 
-/// Calls the function if a panic drops it.
+/// Runs a clean-up if it is dropped during a panic.
 ///
-/// Disarm it where the task is done: a task that ends well may run on a thread that is panicking, for example in a
-/// destructor that waits for a release.
+/// Call `disarm` on success: the task may run on a thread that is unwinding, in a destructor that waits for a release.
 pub(crate) struct OnPanic<F: FnOnce()>(Option<F>);
 
 impl<F: FnOnce()> OnPanic<F> {

@@ -17,36 +17,41 @@ use crate::{
 
 /// The re-entrant leases of one instance.
 #[derive(Debug, Default)]
-pub(crate) struct Reentries(Mutex<HashMap<(Resource, Holder), Arc<EntryGate>>>);
+pub(crate) struct Reentries(Mutex<HashMap<(Resource, Holder), Arc<JoinGate>>>);
 
-/// Lets the callers of one holder enter one at a time, and stores the lease that later callers join.
-type EntryGate = tokio::sync::Mutex<Weak<LocalLease>>;
+/// Admits the callers of one holder one at a time, and stores the lease that they share.
+type JoinGate = tokio::sync::Mutex<Weak<LocalLease>>;
 
 impl Reentries {
     /// Joins the lease of this holder, or acquires one.
-    pub(crate) async fn enter(&self, engine: &Arc<Engine>, mut options: AcquireOptions<'_>) -> Result<Attempt> {
+    pub(crate) async fn join_or_acquire(
+        &self,
+        engine: &Arc<Engine>,
+        mut options: AcquireOptions<'_>,
+    ) -> Result<Attempt> {
         // In a forked child, the gate may be locked by a task that exists only in the parent.
         engine.check_usable()?;
         let gate = self.gate(&options);
-        let give_up_at = match options.wait {
+        // When to stop waiting for other callers of this holder, and for the renewal of the lease that they share.
+        let join_by = match options.wait {
             Wait::For(length) => engine.clock.now().after(length),
             Wait::No => engine.clock.now(),
             Wait::Forever => Moment::NEVER,
         };
-        let mut entered = if let Ok(entered) = gate.try_lock() {
-            entered
+        let mut shared_lease = if let Ok(shared_lease) = gate.try_lock() {
+            shared_lease
         } else {
-            // Another task of this holder is entering. Look up the holders now, so that the answer can name them.
+            // Another task of this holder is at the gate. Look up the holders now, so that the answer can name them.
             let mut holders = engine.spawn_find_holders(options.resource);
             tokio::select! {
                 biased;
-                entered = gate.lock() => entered,
-                () = engine.sleep_until(give_up_at), if give_up_at != Moment::NEVER => {
-                    return give_up_entering(engine, &options, &mut holders).await;
+                shared_lease = gate.lock() => shared_lease,
+                () = engine.sleep_until(join_by), if join_by != Moment::NEVER => {
+                    return give_up_joining(engine, &options, &mut holders).await;
                 }
             }
         };
-        if let Some(guard) = Guard::join(engine, &entered)
+        if let Some(guard) = Guard::join(engine, &shared_lease)
             && guard.check().is_ok()
         {
             if guard.claim().shape() != options.claim.shape() || guard.claim().units() < options.claim.units() {
@@ -58,7 +63,7 @@ impl Reentries {
                 ))
                 .about(options.resource));
             }
-            let limit = if options.wait == Wait::No { give_up_at.after(TRY_LIMIT) } else { give_up_at };
+            let limit = if options.wait == Wait::No { join_by.after(TRY_LIMIT) } else { join_by };
             let renewed = tokio::select! {
                 biased;
                 renewed = guard.renew(options.ttl.get()) => renewed,
@@ -74,17 +79,17 @@ impl Reentries {
             }
         }
         if let Wait::For(_) = options.wait {
-            options.wait = Wait::For(give_up_at.since(engine.clock.now()).max(Duration::from_millis(1)));
+            options.wait = Wait::For(join_by.since(engine.clock.now()).max(Duration::from_millis(1)));
         }
         let attempt = engine.acquire(&options).await?;
         if let Attempt::Acquired(guard) = &attempt {
-            *entered = guard.weak_lease();
+            *shared_lease = guard.weak_lease();
         }
         Ok(attempt)
     }
 
     /// The gate of this resource and holder; gates that nobody uses are removed.
-    fn gate(&self, options: &AcquireOptions<'_>) -> Arc<EntryGate> {
+    fn gate(&self, options: &AcquireOptions<'_>) -> Arc<JoinGate> {
         let mut gates = self.0.lock();
         gates.retain(|_, gate| {
             Arc::strong_count(gate) > 1 || gate.try_lock().is_ok_and(|lease| lease.strong_count() > 0)
@@ -93,8 +98,8 @@ impl Reentries {
     }
 }
 
-/// The answer to a caller that gave up while another task of the same holder was entering.
-async fn give_up_entering(
+/// The answer to a caller that gave up while another task of the same holder was at the gate.
+async fn give_up_joining(
     engine: &Arc<Engine>,
     options: &AcquireOptions<'_>,
     holders: &mut oneshot::Receiver<Busy>,

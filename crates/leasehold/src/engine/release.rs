@@ -13,7 +13,7 @@ use tracing::{Instrument, Span};
 
 use super::{
     Engine,
-    local_lease::{LocalLease, Next},
+    local_lease::{FollowUp, LocalLease},
     panics::{OnPanic, catch_panic},
     telemetry::CallKind,
     validity::Loss,
@@ -28,29 +28,37 @@ use crate::{
 /// closed: long enough for a slow server, short enough for a process that wants to exit.
 const RELEASE_LIMIT: Duration = Duration::from_secs(3);
 
+/// Who polls the first try of a release.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum PolledBy {
+    /// The caller, without a timeout: the renewer moves a slow release to the I/O thread.
+    Caller,
+    IoThread,
+}
+
 impl Engine {
     /// Ends the lease in this process, then releases it at the backend and waits for the first answer.
     pub(crate) async fn release(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) -> Result<Released> {
         self.check_not_inherited()?;
         let now = self.clock.now();
-        if !self.mark_released(lease, now) {
+        if !self.end_locally(lease, now) {
             return Ok(Released::Gone);
         }
         if let Some(released) = self.release_at_once(lease, &outcome, now) {
             return Ok(released);
         }
-        let (release, running) = (self.release_task(lease, outcome, now, true), self.count_task());
-        let (engine, ending) = (Arc::clone(self), Arc::clone(lease));
+        let (release, running) = (self.release_task(lease, outcome, now, PolledBy::Caller), self.count_task());
+        let (engine, released_lease) = (Arc::clone(self), Arc::clone(lease));
         if lease.is_detached() {
             // The renewer, which takes over a slow release, forgot the lease when it was granted.
             self.renewer.register(lease);
         }
         let task = async move {
             let on_released = |released| {
-                engine.renewer.follow_up(&ending, Next::Forget, Outcome::Completed);
-                ending.on_released(released);
+                engine.renewer.follow_up(&released_lease, FollowUp::Forget);
+                released_lease.on_released(released);
             };
-            let panicked = OnPanic::new(|| on_released(Err(release_panicked(&ending))));
+            let panicked = OnPanic::new(|| on_released(Err(release_panicked(&released_lease))));
             let released = release.await;
             panicked.disarm();
             on_released(released);
@@ -68,9 +76,9 @@ impl Engine {
     /// Like `release`, but does not wait for the answer; for a dropped guard.
     pub(crate) fn release_in_background(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) {
         let now = self.clock.now();
-        if self.mark_released(lease, now) && self.release_at_once(lease, &outcome, now).is_none() {
-            self.renewer.follow_up(lease, Next::Forget, Outcome::Completed);
-            let release = self.release_task(lease, outcome, now, false);
+        if self.end_locally(lease, now) && self.release_at_once(lease, &outcome, now).is_none() {
+            self.renewer.follow_up(lease, FollowUp::Forget);
+            let release = self.release_task(lease, outcome, now, PolledBy::IoThread);
             self.spawn(Box::pin(async move { drop(release.await) }));
         }
     }
@@ -80,10 +88,10 @@ impl Engine {
         self.check_not_inherited()?;
         let now = self.clock.now();
         let mut held = self.renewer.held();
-        held.retain(|lease| self.mark_released(lease, now));
+        held.retain(|lease| self.end_locally(lease, now));
         let start_release = |lease| {
-            self.renewer.follow_up(lease, Next::Forget, Outcome::Completed);
-            self.spawn_with_reply(self.release_task(lease, Outcome::Completed, now, false))
+            self.renewer.follow_up(lease, FollowUp::Forget);
+            self.spawn_with_reply(self.release_task(lease, Outcome::Completed, now, PolledBy::IoThread))
         };
         let answers: Vec<_> = held.iter().map(start_release).collect();
         let (mut released, mut failure) = (0, None);
@@ -102,66 +110,63 @@ impl Engine {
 
     /// Ends the lease in this process. Returns true if it was still held: the caller must then release it at the
     /// backend and remove it from the renewer.
-    fn mark_released(&self, lease: &Arc<LocalLease>, now: Moment) -> bool {
-        let next = lease.on_release(now);
-        if next == Next::Release && lease.validity.loss() == Some(Loss::Released) {
+    fn end_locally(&self, lease: &Arc<LocalLease>, now: Moment) -> bool {
+        let follow_up = lease.on_release(now);
+        if follow_up == FollowUp::Release && lease.validity.loss() == Some(Loss::Released) {
             return true;
         }
-        self.renewer.follow_up(lease, next, Outcome::Completed);
+        self.renewer.follow_up_as(lease, follow_up, Outcome::Completed);
         false
     }
 
     /// Releases on this thread if the backend answers without waiting; returns `None` otherwise.
     fn release_at_once(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: &Outcome, now: Moment) -> Option<Released> {
-        let span = self.telemetry.releasing(lease);
+        let span = self.telemetry.release_span(lease);
         let _within = span.enter();
         let panicked = OnPanic::new(|| {
-            self.renewer.follow_up(lease, Next::Forget, Outcome::Completed);
+            self.renewer.follow_up(lease, FollowUp::Forget);
             self.on_release_panic(&span, lease, outcome, now);
         });
         let answer = self.backend.release_at_once(lease.key(), outcome);
         panicked.disarm();
         let answer = Ok(answer?.value);
-        note_answer(lease, &answer);
-        self.renewer.follow_up(lease, Next::Forget, Outcome::Completed);
-        self.telemetry.answered(CallKind::Release, &answer, now, || self.clock.now());
-        self.telemetry.released(&span, lease, outcome, &answer, now);
+        record_if_too_late(lease, &answer);
+        self.renewer.follow_up(lease, FollowUp::Forget);
+        self.telemetry.record_answer(CallKind::Release, &answer, now, || self.clock.now());
+        self.telemetry.record_release(&span, lease, outcome, &answer, now);
         answer.ok()
     }
 
     /// Releases a lease at the backend, and retries in the background if that fails.
-    ///
-    /// With `by_caller` it has no timeout while the caller polls it: the renewer moves it to the I/O thread if it is
-    /// slow.
     fn release_task(
         self: &Arc<Self>,
         lease: &Arc<LocalLease>,
         outcome: Outcome,
         now: Moment,
-        by_caller: bool,
+        polled_by: PolledBy,
     ) -> impl Future<Output = Result<Released>> + Send + use<> {
         let (engine, lease) = (Arc::clone(self), Arc::clone(lease));
-        let span = self.telemetry.releasing(&lease);
+        let span = self.telemetry.release_span(&lease);
         let within = span.clone();
         let task = async move {
             let panicked = OnPanic::new(|| engine.on_release_panic(&span, &lease, &outcome, now));
-            let first = engine.release_once(&lease, &outcome, now, by_caller).await;
+            let first = engine.release_once(&lease, &outcome, now, polled_by).await;
             panicked.disarm();
-            note_answer(&lease, &first);
+            record_if_too_late(&lease, &first);
             if first.is_err() {
                 engine.spawn_release(&lease, outcome.clone());
             }
-            engine.telemetry.released(&span, &lease, &outcome, &first, now);
+            engine.telemetry.record_release(&span, &lease, &outcome, &first, now);
             first
         };
         task.instrument(within)
     }
 
-    /// Tries a release that panicked again in the background, and reports it. Whoever listens to the report may have
-    /// panicked before: a second panic here would end the process.
+    /// Retries a panicked release in the background, and reports it. The subscriber that gets the report may be what
+    /// panicked: a second panic would abort the process.
     fn on_release_panic(self: &Arc<Self>, span: &Span, lease: &Arc<LocalLease>, outcome: &Outcome, now: Moment) {
         self.spawn_release(lease, outcome.clone());
-        let report = || self.telemetry.released(span, lease, outcome, &Err(release_panicked(lease)), now);
+        let report = || self.telemetry.record_release(span, lease, outcome, &Err(release_panicked(lease)), now);
         let _panicked_again = catch_unwind(AssertUnwindSafe(report));
     }
 
@@ -188,11 +193,13 @@ impl Engine {
         lease: &LocalLease,
         outcome: &Outcome,
         now: Moment,
-        by_caller: bool,
+        polled_by: PolledBy,
     ) -> Result<Released> {
         let mut call = self.backend.release(lease.key(), outcome);
         let first = poll_fn(|context| match call.as_mut().poll(context) {
-            Poll::Pending if by_caller && lease.call_in_flight.is_polled_by_caller() => Poll::Pending,
+            Poll::Pending if polled_by == PolledBy::Caller && lease.call_in_flight.is_polled_by_caller() => {
+                Poll::Pending
+            }
             first => Poll::Ready(first),
         });
         let answer = match first.await {
@@ -200,7 +207,7 @@ impl Engine {
             // Boxed, so that the usual task stays small.
             Poll::Pending => Box::pin(self.with_timeout(call, &lease.key().resource)).await,
         };
-        self.telemetry.answered(CallKind::Release, &answer, now, || self.clock.now());
+        self.telemetry.record_answer(CallKind::Release, &answer, now, || self.clock.now());
         answer.map(|answer| answer.value)
     }
 
@@ -228,8 +235,10 @@ impl Engine {
         let until = if by_clock { self.clock.now().after(lease.ttl().get()) } else { Moment::NEVER };
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
         loop {
-            let sent = self.clock.now();
-            let Err(error) = catch_panic(self.release_once(lease, outcome, sent, false)).await else { return };
+            let sent_at = self.clock.now();
+            let Err(error) = catch_panic(self.release_once(lease, outcome, sent_at, PolledBy::IoThread)).await else {
+                return;
+            };
             let now = self.clock.now();
             let refused = by_clock && !error.is_retryable();
             if refused || now >= until || self.closed_for(now) >= Some(RELEASE_LIMIT) {
@@ -246,9 +255,9 @@ fn release_panicked(lease: &LocalLease) -> Error {
     Error::unanswered(format!("the backend panicked during the release of {resource}")).about(resource)
 }
 
-/// Remembers, for errors, that the backend no longer knew the lease. For the first answer only: if that is lost, a later
+/// Records, for errors, that the backend no longer knew the lease. For the first answer only: if that is lost, a later
 /// `Gone` may mean that the first release has succeeded.
-fn note_answer(lease: &LocalLease, first: &Result<Released>) {
+fn record_if_too_late(lease: &LocalLease, first: &Result<Released>) {
     if matches!(first, Ok(Released::Gone)) {
         lease.mark_released_too_late();
     }

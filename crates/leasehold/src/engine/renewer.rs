@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 use super::{
     Engine,
     call_in_flight::TakeOver,
-    local_lease::{LocalLease, Next, Sent},
+    local_lease::{FollowUp, LocalLease, SentCall},
     panics::OnPanic,
     renew_every,
     schedule::Schedule,
@@ -55,7 +55,7 @@ pub(crate) struct Renewer {
     incarnation_changes: Mutex<()>,
     renewals: Alarm,
     deadlines: Alarm,
-    /// Kept: dropping it ends the delivery.
+    /// Held because dropping it stops the hints.
     hints: OnceLock<HintDelivery>,
     stopped: AtomicBool,
 }
@@ -82,8 +82,8 @@ impl Alarm {
 
     /// Sleeps until the moment that `next` returns, or until it is woken.
     async fn sleep(&self, clock: &dyn Clock, next: impl Fn() -> Moment) {
-        // A lease that is scheduled while `next` reads the bounds is either seen or wakes the loop, since `wake_by`
-        // finds `NEVER`: 1. it is stored  2. `next` reads the bounds  3. the lease lowers one  4. it calls `wake_by`.
+        // Misses no lease that is scheduled meanwhile: 1. `NEVER` is stored in `set_for`.  2. `next` reads the bounds.
+        // 3. A lease lowers a bound.  4. It calls `wake_by`, which finds `NEVER` and wakes the loop.
         self.set_for.store(Moment::NEVER.as_micros(), Ordering::SeqCst);
         let moment = next();
         self.set_for.store(moment.as_micros(), Ordering::SeqCst);
@@ -148,21 +148,27 @@ impl Renewer {
         self.schedule.insert(lease);
     }
 
-    /// Does what a transition of the lease asks for; `Next::Release` records `outcome`, or that `max_hold` was reached.
-    pub(crate) fn follow_up(&self, lease: &Arc<LocalLease>, next: Next, outcome: Outcome) {
-        match next {
-            Next::Nothing => {}
-            Next::Schedule => {
+    /// Does what a transition of the lease asks for. History records a release as cancelled, or as having reached its
+    /// `max_hold`.
+    pub(crate) fn follow_up(&self, lease: &Arc<LocalLease>, follow_up: FollowUp) {
+        self.follow_up_as(lease, follow_up, Outcome::Cancelled);
+    }
+
+    /// Like `follow_up`, but history records a release with `outcome`, or as having reached its `max_hold`.
+    pub(crate) fn follow_up_as(&self, lease: &Arc<LocalLease>, follow_up: FollowUp, outcome: Outcome) {
+        match follow_up {
+            FollowUp::Nothing => {}
+            FollowUp::Schedule => {
                 let (due_at, deadline) = self.schedule.lower_bounds(lease);
                 self.renewals.wake_by(due_at);
                 self.deadlines.wake_by(deadline);
             }
-            Next::Forget => self.schedule.remove(lease.key().id),
-            Next::Lost => {
+            FollowUp::Forget => self.schedule.remove(lease.key().id),
+            FollowUp::Lost => {
                 self.schedule.remove(lease.key().id);
                 self.report_loss(lease);
             }
-            Next::Release => {
+            FollowUp::Release => {
                 self.schedule.remove(lease.key().id);
                 let Some(engine) = self.engine.upgrade() else { return };
                 let loss = lease.validity.loss();
@@ -177,13 +183,13 @@ impl Renewer {
     /// Logs and counts a loss, away from the timer's thread: a subscriber may block.
     fn report_loss(&self, lease: &Arc<LocalLease>) {
         let (lease, telemetry, clock) = (Arc::clone(lease), self.telemetry.clone(), Arc::clone(&self.clock));
-        self.threads.io.spawn(async move { telemetry.lost(&lease, clock.now()) });
+        self.threads.io.spawn(async move { telemetry.record_loss(&lease, clock.now()) });
     }
 
     /// Leaves every queue now: a waiting caller may not be polled again before the process exits.
     pub(crate) fn stop_waiting(&self) {
         for lease in self.schedule.all(|_| true) {
-            self.follow_up(&lease, lease.on_closed(), Outcome::Cancelled);
+            self.follow_up(&lease, lease.on_closed());
         }
     }
 
@@ -192,7 +198,7 @@ impl Renewer {
         self.schedule.all(LocalLease::is_held)
     }
 
-    /// Notes that this incarnation answered. If the last answer came from another one, every lease is renewed.
+    /// Records which incarnation answered. If the last answer came from another one, renews every lease.
     pub(crate) fn on_incarnation(&self, incarnation: Incarnation) {
         if self.incarnation.load(Ordering::Relaxed) == incarnation.0 && self.incarnation_known.load(Ordering::Relaxed) {
             return;
@@ -212,14 +218,14 @@ impl Renewer {
     }
 
     pub(crate) fn request_renewal(&self, lease: &Arc<LocalLease>) {
-        self.follow_up(lease, lease.request_renewal(self.clock.now()), Outcome::Cancelled);
+        self.follow_up(lease, lease.request_renewal(self.clock.now()));
     }
 
-    /// Renews on this thread if the backend answers at once, otherwise by a task.
-    pub(crate) fn renew_here(self: &Arc<Self>, lease: &Arc<LocalLease>) {
+    /// Renews on this thread if the backend answers at once; otherwise, the I/O thread finishes the renewal.
+    pub(crate) fn renew_on_this_thread(self: &Arc<Self>, lease: &Arc<LocalLease>) {
         let Some(renewal) = lease.begin_renewal() else { return };
         let mut task: Task = Box::pin(Arc::clone(self).renew(vec![(Arc::clone(lease), renewal)]));
-        if self.threads.poll_here(&mut task, &mut Context::from_waker(Waker::noop())).is_pending() {
+        if self.threads.poll_on_this_thread(&mut task, &mut Context::from_waker(Waker::noop())).is_pending() {
             self.threads.io.spawn(task);
         }
     }
@@ -235,7 +241,7 @@ impl Renewer {
     fn take_over_if_due(&self, lease: &Arc<LocalLease>, now: Moment) {
         match lease.call_in_flight.take_over_if_due(now) {
             TakeOver::Nothing => {}
-            TakeOver::Later => self.follow_up(lease, Next::Schedule, Outcome::Cancelled),
+            TakeOver::Later => self.follow_up(lease, FollowUp::Schedule),
             TakeOver::Now(task) => drop(self.threads.io.spawn(task)),
         }
     }
@@ -261,9 +267,9 @@ impl Renewer {
     /// Called by the backend on any thread. Must not block: it updates state and wakes loops and callers.
     fn on_hint(&self, hint: Hint) {
         let now = self.clock.now();
-        let update = |id: LeaseId, change: &dyn Fn(&LocalLease) -> Next| {
+        let update = |id: LeaseId, change: &dyn Fn(&LocalLease) -> FollowUp| {
             if let Some(lease) = self.schedule.find(id) {
-                self.follow_up(&lease, change(&lease), Outcome::Cancelled);
+                self.follow_up(&lease, change(&lease));
             }
         };
         match hint {
@@ -277,13 +283,13 @@ impl Renewer {
             }
             Hint::Missed => {
                 for lease in self.schedule.all(|_| true) {
-                    self.follow_up(&lease, lease.on_hints_missed(now), Outcome::Cancelled);
+                    self.follow_up(&lease, lease.on_hints_missed(now));
                 }
             }
         }
     }
 
-    /// Finds the leases to renew now or very soon, and those whose call in flight is to be taken over.
+    /// Finds the leases to renew now or soon, and those whose call in flight is to be taken over.
     fn due(&self) -> Vec<Arc<LocalLease>> {
         let now = self.clock.now();
         if self.schedule.next_due() > now {
@@ -293,46 +299,46 @@ impl Renewer {
             let soon = COALESCE.min(renew_every(lease.ttl()) / 8);
             lease.renew_at() <= now.after(soon) || lease.call_in_flight.take_over_at() <= now
         };
-        self.schedule.due(now.after(COALESCE), due)
+        let horizon = now.after(COALESCE);
+        self.schedule.due(horizon, due)
     }
 
     async fn renew(self: Arc<Self>, chunk: Vec<(Arc<LocalLease>, Renewal)>) {
-        let now = self.clock.now();
-        let mut leases: Vec<(Arc<LocalLease>, Sent)> = Vec::with_capacity(chunk.len());
+        let sent_at = self.clock.now();
+        let mut leases: Vec<(Arc<LocalLease>, SentCall)> = Vec::with_capacity(chunk.len());
         let mut renewals = Vec::with_capacity(chunk.len());
         for (lease, renewal) in chunk {
-            let sent = lease.number_call(now);
-            leases.push((lease, sent));
+            let call = lease.number_call(sent_at);
+            leases.push((lease, call));
             renewals.push(renewal);
         }
-        let sent_at = now;
         let timeout = renewals.iter().map(|renewal| renew_every(renewal.ttl)).min().unwrap_or_default();
         let panicked = OnPanic::new(|| {
             for (lease, _) in &leases {
-                self.follow_up(lease, lease.on_renew_failed(self.clock.now()), Outcome::Cancelled);
+                self.follow_up(lease, lease.on_renew_failed(self.clock.now()));
             }
         });
         let answer = tokio::select! {
             biased;
             answer = self.backend.renew(&renewals) => answer,
-            () = self.clock.sleep_until(now.after(timeout)) => Err(Error::unanswered("no answer in time")),
+            () = self.clock.sleep_until(sent_at.after(timeout)) => Err(Error::unanswered("no answer in time")),
         };
         let now = self.clock.now();
-        self.telemetry.answered(CallKind::Renew, &answer, sent_at, || now);
+        self.telemetry.record_answer(CallKind::Renew, &answer, sent_at, || now);
         match answer {
             Ok(answer) => {
                 let standings = answer.value.into_iter().chain(std::iter::repeat(Standing::Unknown));
-                for (((lease, sent), renewal), standing) in leases.iter().zip(&renewals).zip(standings) {
-                    self.telemetry.renewed(lease, standing, sent_at, now);
-                    let next = lease.on_standing(standing, renewal, *sent, &answer.belief, now);
-                    self.follow_up(lease, next, Outcome::Cancelled);
+                for (((lease, call), renewal), standing) in leases.iter().zip(&renewals).zip(standings) {
+                    self.telemetry.record_renewal(lease, standing, sent_at, now);
+                    let follow_up = lease.on_standing(standing, renewal, *call, &answer.belief, now);
+                    self.follow_up(lease, follow_up);
                 }
                 self.on_incarnation(answer.incarnation);
             }
             Err(error) => {
                 for (lease, _) in &leases {
-                    self.telemetry.renew_failed(lease, &error, sent_at, now);
-                    self.follow_up(lease, lease.on_renew_failed(now), Outcome::Cancelled);
+                    self.telemetry.record_renew_failure(lease, &error, sent_at, now);
+                    self.follow_up(lease, lease.on_renew_failed(now));
                 }
             }
         }
@@ -340,7 +346,7 @@ impl Renewer {
     }
 }
 
-/// Leases share a call only if their timeouts differ at most by a factor of four: the shortest one ends the call for all.
+/// Leases share a call only if their timeouts differ by at most a factor of four: the shortest one ends it for all.
 fn timeout_class(lease: &LocalLease) -> u32 {
     lease.ttl().get().as_millis().max(1).ilog2() / 2
 }
@@ -377,7 +383,7 @@ async fn watch_deadlines(renewer: Weak<Renewer>) {
     while !renewer.is_stopped() {
         let now = renewer.clock.now();
         for lease in renewer.schedule.past_deadline(now) {
-            renewer.follow_up(&lease, lease.on_deadline(now), Outcome::Cancelled);
+            renewer.follow_up(&lease, lease.on_deadline(now));
         }
         renewer.deadlines.sleep(&*renewer.clock, || renewer.schedule.next_deadline()).await;
     }

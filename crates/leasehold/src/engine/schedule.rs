@@ -1,10 +1,10 @@
 //! The leases of one instance, and when each needs attention next.
 //!
-//! Nothing is sorted. Each shard keeps a lower bound of when the renewer must
-//! handle one of its leases, and one of the next deadline. When a bound is
-//! reached, the shard is scanned and the bound recomputed. An uncontended lock
-//! costs one insertion, two comparisons and one removal, and a renewal that
-//! moves a deadline later wakes nobody.
+//! Nothing is sorted. Each shard keeps two lower bounds: of the moment at which
+//! the renewer must next handle one of its leases, and of its earliest deadline.
+//! When a bound is reached, the shard is scanned and the bound recomputed. An
+//! uncontended lock costs one insertion, two comparisons and one removal, and a
+//! renewal that moves a deadline later wakes nobody.
 
 #[cfg(test)]
 mod tests;
@@ -91,7 +91,7 @@ impl Schedule {
         self.shard(id).leases.lock().find(hash(id), |lease| lease.key().id == id).cloned()
     }
 
-    /// Every lease for which `wanted` returns true.
+    /// Returns every lease for which `wanted` is true.
     pub(super) fn all(&self, wanted: impl Fn(&LocalLease) -> bool) -> Vec<Arc<LocalLease>> {
         let of_shard = |shard: &ScheduleShard| -> Vec<_> {
             shard.leases.lock().iter().filter(|lease| wanted(lease)).cloned().collect()
@@ -99,7 +99,7 @@ impl Schedule {
         self.shards.iter().flat_map(of_shard).collect()
     }
 
-    /// Lowers the bounds of its shard to when the lease needs attention; returns when it is due and its deadline.
+    /// Lowers the bounds of the lease's shard to when the lease is due and to its deadline; returns these two moments.
     pub(super) fn lower_bounds(&self, lease: &LocalLease) -> (Moment, Moment) {
         let shard = self.shard(lease.key().id);
         let (due_at, deadline) = (lease.due_at(), lease.deadline_to_watch());
@@ -116,13 +116,13 @@ impl Schedule {
         self.shards.iter().map(|shard| shard.deadline_bound.get()).min().unwrap_or(Moment::NEVER)
     }
 
-    /// The leases that are due, among the shards with a lease that may be due by `soon`.
-    pub(super) fn due(&self, soon: Moment, due: impl Fn(&LocalLease) -> bool) -> Vec<Arc<LocalLease>> {
-        let shards = self.shards.iter().filter(|shard| shard.due_bound.get() <= soon);
+    /// Scans the shards whose bound is at most `horizon`; returns the leases for which `due` is true.
+    pub(super) fn due(&self, horizon: Moment, due: impl Fn(&LocalLease) -> bool) -> Vec<Arc<LocalLease>> {
+        let shards = self.shards.iter().filter(|shard| shard.due_bound.get() <= horizon);
         shards.flat_map(|shard| shard.scan(&shard.due_bound, LocalLease::due_at, &due)).collect()
     }
 
-    /// The leases whose deadline has passed.
+    /// Returns the leases whose deadline has passed.
     pub(super) fn past_deadline(&self, now: Moment) -> Vec<Arc<LocalLease>> {
         let shards = self.shards.iter().filter(|shard| shard.deadline_bound.get() <= now);
         let past = |lease: &LocalLease| lease.deadline_to_watch() <= now;

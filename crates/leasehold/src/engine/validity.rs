@@ -86,7 +86,7 @@ impl fmt::Display for Loss {
     }
 }
 
-/// Until when one lease is valid. Once it has ended, it is never valid again.
+/// How long one lease is valid. Once it has ended, it is never valid again.
 #[derive(Debug)]
 pub(crate) struct Validity {
     deadline: AtomicU64,

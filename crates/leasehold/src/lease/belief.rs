@@ -1,4 +1,4 @@
-//! How long an answer may be believed.
+//! How long a client may rely on an answer.
 
 use std::{
     sync::{
@@ -62,7 +62,7 @@ impl Session {
         self.0.ended.load(Ordering::SeqCst)
     }
 
-    /// Returns how long a client may rely on an answer if no other follows.
+    /// Returns how long a client may rely on the latest answer.
     pub fn silence_limit(&self) -> Duration {
         self.0.silence_limit
     }

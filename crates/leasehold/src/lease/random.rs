@@ -1,8 +1,8 @@
 //! Random bits that nobody can guess, without a system call for each.
 //!
-//! Each thread has a generator that starts from the system's source, and
-//! is reseeded now and then. A forked child has a copy of its parent's
-//! generator: it must not use it, or both would make the same ids.
+//! Each thread has a generator that is seeded from the system's source, and
+//! reseeded now and then. A forked child has a copy of its parent's generator
+//! and must not use it, or both would create the same ids.
 
 use std::cell::RefCell;
 

@@ -124,7 +124,7 @@ pub enum Lifetime {
     Detached,
 }
 
-/// A request to renew one lease. The lease then ends `ttl` from now, or at its present end if that is later.
+/// A request to renew one lease. Extends the lease to `ttl` from now; never shortens it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Renewal {

@@ -1,4 +1,4 @@
-//! How the runs of a scheduled job went: how many were skipped, who was in the way, and when one succeeded.
+//! How the runs of a scheduled job went: how many were skipped, who held the lock then, and when one succeeded.
 
 use serde::{Deserialize, Serialize};
 

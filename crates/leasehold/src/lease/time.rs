@@ -1,4 +1,4 @@
-//! Points in time and lengths of leases, as plain numbers. Only `clock.rs` makes them.
+//! Points in time and lengths of leases, as plain numbers. Only `clock.rs` reads them from a clock.
 
 use std::{
     fmt,
@@ -144,7 +144,7 @@ impl fmt::Debug for Ttl {
     }
 }
 
-/// A limit as people gave it, for messages: what is left of 3 s after a microsecond is 3 s, too.
+/// Rounds a limit for messages: what is left of 3 s after a microsecond is still shown as 3 s.
 pub(crate) fn rounded(limit: Duration) -> Duration {
     let step = if limit < Duration::from_secs(1) { 1 } else { 100 };
     let steps = (limit.as_micros() + step * 500) / (step * 1000);

@@ -210,15 +210,15 @@ impl Guards {
     /// # Errors
     /// As for [`release`](Self::release).
     pub async fn release_as(mut self, outcome: Outcome) -> Result<Released> {
-        let (mut told, mut failure) = (Released::Freed, None);
+        let (mut released, mut failure) = (Released::Freed, None);
         while let Some(guard) = self.0.pop() {
             match guard.release_as(outcome.clone()).await {
-                Ok(Released::Gone) => told = Released::Gone,
+                Ok(Released::Gone) => released = Released::Gone,
                 Ok(_) => {}
                 Err(error) => failure = failure.or(Some(error)),
             }
         }
-        failure.map_or(Ok(told), Err)
+        failure.map_or(Ok(released), Err)
     }
 
     /// Releases the locks taken before one failed. The caller gets the failure, so an error here is only logged.

@@ -28,12 +28,13 @@ use crate::{
 #[must_use = "the candidate withdraws as soon as it is dropped"]
 pub struct Candidate {
     election: Election,
-    seat: Arc<Seat>,
+    state: Arc<CandidateState>,
 }
 
 /// What a candidate and its background task share.
 #[derive(Debug, Default)]
-struct Seat {
+struct CandidateState {
+    /// The lease of the current term.
     lease: Mutex<Option<Lease>>,
     changed: Notify,
     resign: Notify,
@@ -43,13 +44,13 @@ struct Seat {
     error: Mutex<Option<Arc<Error>>>,
 }
 
-impl Seat {
-    fn take(&self, lease: Option<Lease>) {
+impl CandidateState {
+    fn set_lease(&self, lease: Option<Lease>) {
         *self.lease.lock() = lease;
         self.changed.notify_waiters();
     }
 
-    fn fail(&self, error: Option<Error>) {
+    fn set_error(&self, error: Option<Error>) {
         *self.error.lock() = error.map(Arc::new);
         self.changed.notify_waiters();
     }
@@ -62,10 +63,10 @@ impl Seat {
 
 impl Candidate {
     pub(super) fn start(election: Election) -> Self {
-        let seat = Arc::new(Seat::default());
-        let task = run_candidate(election.clone(), Arc::clone(&seat));
+        let state = Arc::new(CandidateState::default());
+        let task = run_candidate(election.clone(), Arc::clone(&state));
         election.options.locks.engine().spawn(Box::pin(task));
-        Self { election, seat }
+        Self { election, state }
     }
 
     /// Returns whether this candidate leads.
@@ -80,7 +81,7 @@ impl Candidate {
         if self.election.options.locks.engine().is_inherited() {
             return None;
         }
-        self.seat.lease.lock().clone().filter(|lease| lease.check().is_ok())
+        self.state.lease.lock().clone().filter(|lease| lease.check().is_ok())
     }
 
     /// Returns why the last campaign failed.
@@ -90,7 +91,7 @@ impl Candidate {
         if self.election.options.locks.engine().is_inherited() {
             return Some(Arc::new(Error::inherited()));
         }
-        self.seat.error.lock().clone()
+        self.state.error.lock().clone()
     }
 
     /// Waits until this candidate leads, and returns the lease of its term.
@@ -105,11 +106,11 @@ impl Candidate {
     pub async fn elected(&self) -> Result<Lease> {
         self.election.options.locks.engine().check_not_inherited()?;
         loop {
-            let changed = self.seat.changed.notified();
+            let changed = self.state.changed.notified();
             if let Some(lease) = self.lease() {
                 return Ok(lease);
             }
-            if self.seat.stopped.load(Ordering::SeqCst) {
+            if self.state.stopped.load(Ordering::SeqCst) {
                 return Err(Error::closed());
             }
             changed.await;
@@ -129,7 +130,7 @@ impl Candidate {
     /// Does nothing if this candidate does not lead.
     pub fn resign(&self) {
         if self.is_leader() {
-            self.seat.resign.notify_one();
+            self.state.resign.notify_one();
         }
     }
 
@@ -139,10 +140,10 @@ impl Candidate {
     /// `Closed` in a forked child.
     pub async fn stop(self) -> Result<()> {
         self.election.options.locks.engine().check_not_inherited()?;
-        self.seat.stop();
+        self.state.stop();
         loop {
-            let changed = self.seat.changed.notified();
-            if self.seat.stopped.load(Ordering::SeqCst) {
+            let changed = self.state.changed.notified();
+            if self.state.stopped.load(Ordering::SeqCst) {
                 return Ok(());
             }
             changed.await;
@@ -153,27 +154,27 @@ impl Candidate {
 impl Drop for Candidate {
     fn drop(&mut self) {
         if !self.election.options.locks.engine().is_inherited() {
-            self.seat.stop();
+            self.state.stop();
         }
     }
 }
 
 /// Campaigns and leads in turn until it is stopped or the instance is closed.
-async fn run_candidate(election: Election, seat: Arc<Seat>) {
+async fn run_candidate(election: Election, state: Arc<CandidateState>) {
     let engine = Arc::clone(election.options.locks.engine());
     let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
-    while !seat.stopping.load(Ordering::SeqCst) {
+    while !state.stopping.load(Ordering::SeqCst) {
         let won = tokio::select! {
             biased;
-            () = seat.resign.notified() => continue,
+            () = state.resign.notified() => continue,
             won = catch_panic(election.campaign()) => won,
         };
         match won {
             Ok(guard) => {
                 backoff.reset();
-                seat.fail(None);
-                let span = telemetry::leading(&election.options.resource, guard.fence().get());
-                lead(&engine, &election, &seat, guard).instrument(span).await;
+                state.set_error(None);
+                let span = telemetry::term_span(&election.options.resource, guard.fence().get());
+                lead(&engine, &election, &state, guard).instrument(span).await;
             }
             Err(error) if error.kind() == ErrorKind::Closed => break,
             Err(error) => {
@@ -183,34 +184,34 @@ async fn run_candidate(election: Election, seat: Arc<Seat>) {
                     error = format_args!("{error:#}"),
                     "cannot campaign; trying again"
                 );
-                seat.fail(Some(error));
+                state.set_error(Some(error));
                 tokio::select! {
-                    () = seat.resign.notified() => {}
+                    () = state.resign.notified() => {}
                     () = engine.closed() => break,
                     () = engine.sleep_until(engine.clock.now().after(backoff.pause())) => {}
                 }
             }
         }
     }
-    seat.stopped.store(true, Ordering::SeqCst);
-    seat.take(None);
+    state.stopped.store(true, Ordering::SeqCst);
+    state.set_lease(None);
 }
 
 /// One term, from winning to losing or resigning.
 ///
 /// Callbacks run on a thread where they may block: one that sleeps delays the next campaign of this candidate,
 /// never a renewal or a deadline.
-async fn lead(engine: &Arc<Engine>, election: &Election, seat: &Seat, guard: Guard) {
-    seat.take(Some(guard.lease().clone()));
+async fn lead(engine: &Arc<Engine>, election: &Election, state: &CandidateState, guard: Guard) {
+    state.set_lease(Some(guard.lease().clone()));
     let lease = guard.lease().clone();
     let elected = election.on_elected.clone().map(|call| run_callback(engine, move || call(&lease)));
     let resigned = tokio::select! {
         biased;
         _loss = guard.lost() => false,
-        () = seat.resign.notified() => true,
+        () = state.resign.notified() => true,
         () = engine.closed() => true,
     };
-    seat.take(None);
+    state.set_lease(None);
     if let Some(elected) = elected {
         elected.await;
     }

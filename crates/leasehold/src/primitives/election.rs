@@ -1,4 +1,4 @@
-//! One leader among candidates: how to stand, and how to see who leads.
+//! One leader among candidates: how to become it, and how to see who leads.
 
 use std::{env, fmt, pin::Pin, sync::Arc, time::Duration};
 
@@ -91,8 +91,8 @@ impl Election {
 
     /// Sets a callback that runs each time this candidate stops leading; it may block.
     ///
-    /// It runs for every loss, whatever the reason, after `on_elected` has returned. This may be long after the loss;
-    /// [`Lease::lost`] and [`Candidate::is_leader`] report the loss at once.
+    /// It runs for every loss, whatever the reason, after `on_elected` has returned. If `on_elected` runs long, this
+    /// callback comes late; [`Lease::lost`] and [`Candidate::is_leader`] report the loss at once.
     pub fn on_lost(mut self, call: impl Fn() + Send + Sync + 'static) -> Self {
         self.on_lost = Some(Arc::new(call));
         self
@@ -103,7 +103,7 @@ impl Election {
     /// # Cancel safety
     /// Dropping the future withdraws the candidate.
     pub async fn campaign(&self) -> Result<Guard> {
-        let span = telemetry::campaigning(&self.options.resource);
+        let span = telemetry::campaign_span(&self.options.resource);
         let guard = self.published().acquire(Claim::LEADER).instrument(span.clone()).await?;
         span.record("leasehold.election.term", guard.fence().get());
         Ok(guard)
@@ -145,15 +145,17 @@ impl Election {
         Ok(self.options.resource.clone())
     }
 
-    async fn look(&self) -> Result<Sight> {
+    async fn look(&self) -> Result<ElectionView> {
         let resource = self.checked_resource()?;
         let page = self.options.locks.list(&ListFilter::new(Names::Exactly(resource.clone()))).await?;
-        let Some(first) = page.leases.into_iter().next() else { return Ok(Sight::default()) };
+        let Some(first) = page.leases.into_iter().next() else { return Ok(ElectionView::default()) };
         let (asked, in_force) = (Claim::LEADER.shape(), first.claim.shape());
         if asked != in_force {
             return Err(Error::wrong_shape(&resource, self.options.locks.engine().kind, asked, in_force));
         }
-        let LeaseState::Holding { fence, acquired_at, held_for } = first.state else { return Ok(Sight::default()) };
+        let LeaseState::Holding { fence, acquired_at, held_for } = first.state else {
+            return Ok(ElectionView::default());
+        };
         let leader = Leader {
             holder: first.holder,
             value: first.metadata.get(VALUE).and_then(|value| value.as_str()).map(str::to_owned),
@@ -161,7 +163,7 @@ impl Election {
             since: acquired_at,
             led_for: held_for,
         };
-        Ok(Sight { leader: Some(leader), runs_out_in: first.expires_in })
+        Ok(ElectionView { leader: Some(leader), expires_in: first.expires_in })
     }
 
     /// Watches the leader, starting with the current one.
@@ -223,13 +225,14 @@ pub struct Leader {
 
 /// What a look at an election shows.
 #[derive(Default)]
-struct Sight {
+struct ElectionView {
     leader: Option<Leader>,
-    runs_out_in: Option<Duration>,
+    /// How long until the leader's lease expires; `None` if no clock ends it.
+    expires_in: Option<Duration>,
 }
 
-/// A look at the election that is under way.
-type Looking = Pin<Box<dyn Future<Output = Result<Sight>> + Send>>;
+/// A look at the election whose answer has not arrived yet.
+type PendingLook = Pin<Box<dyn Future<Output = Result<ElectionView>> + Send>>;
 
 /// A stream of leader changes, read with [`next`](Self::next).
 pub struct Observer {
@@ -238,8 +241,9 @@ pub struct Observer {
     reported: Reported,
     /// Something happened since the last look.
     look_now: bool,
-    looking: Option<Looking>,
-    /// When to look though no event came: nobody may be there to notice that the leader is gone, or events were lost.
+    looking: Option<PendingLook>,
+    /// When to look even if no event has come: events may be lost, and there may be nobody to notice that the leader
+    /// is gone.
     look_at: Moment,
     retry: Backoff,
 }
@@ -269,7 +273,7 @@ impl Observer {
                 self.wait_for_change().await?;
                 self.look_now = true;
             }
-            // A look that is under way goes on when `next` is dropped: a reader that drops it often still gets its answer.
+            // A pending look survives when `next` is dropped: a reader that drops it often still gets an answer.
             let election = &self.election;
             let looking = self.looking.get_or_insert_with(|| {
                 let election = election.clone();
@@ -279,27 +283,27 @@ impl Observer {
             self.looking = None;
             self.look_now = false;
             let now = self.election.options.locks.engine().clock.now();
-            let sight = match seen {
-                Ok(sight) => sight,
+            let view = match seen {
+                Ok(view) => view,
                 Err(error) => {
                     self.look_at = now.after(self.retry.pause().max(Duration::from_millis(50)));
                     return Some(Err(error));
                 }
             };
             self.retry.reset();
-            // If no clock ends the leader's lease, only a look finds that it died.
-            let pause = sight.runs_out_in.unwrap_or(self.election.options.ttl / 3);
+            // If no clock ends the leader's lease, only a look notices that the leader died.
+            let pause = view.expires_in.unwrap_or(self.election.options.ttl / 3);
             self.look_at = now.after(pause.max(Duration::from_millis(50)));
-            let term = sight.leader.as_ref().map(|leader| leader.fence);
+            let term = view.leader.as_ref().map(|leader| leader.fence);
             if self.reported != Reported::Term(term) {
                 self.reported = Reported::Term(term);
-                return Some(Ok(sight.leader));
+                return Some(Ok(view.leader));
             }
         }
     }
 
-    /// Completes when something happened, when events were missed, or when it is time to look;
-    /// `None` when the backend is gone.
+    /// Completes when something happened, when events were missed, or when it is time to look. Returns `None` if the
+    /// backend is gone.
     async fn wait_for_change(&mut self) -> Option<()> {
         let engine = Arc::clone(self.election.options.locks.engine());
         let events = &mut self.events;

@@ -109,7 +109,7 @@ impl LockOptions {
         let options = self.acquire_options(claim, wait, Lifetime::Attached)?;
         if self.shared_by_holder {
             // Boxed, so that the future of an ordinary acquire stays small.
-            Box::pin(self.locks.reentries().enter(self.locks.engine(), options)).await
+            Box::pin(self.locks.reentries().join_or_acquire(self.locks.engine(), options)).await
         } else {
             self.locks.engine().acquire(&options).await
         }

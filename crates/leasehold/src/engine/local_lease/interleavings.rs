@@ -38,11 +38,11 @@ struct Harness {
     /// Whether a check found that the lease is not held.
     check_failed: AtomicBool,
     /// A renewal that was sent before the threads began.
-    in_flight: Option<(Renewal, Sent)>,
+    in_flight: Option<(Renewal, SentCall)>,
 }
 
 impl Harness {
-    fn new(lease: LocalLease, in_flight: Option<(Renewal, Sent)>) -> Arc<Self> {
+    fn new(lease: LocalLease, in_flight: Option<(Renewal, SentCall)>) -> Arc<Self> {
         let (now, last_answered_send, ends) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU32::new(0));
         let check_failed = AtomicBool::new(false);
         Arc::new(Self { lease, now, last_answered_send, ends, check_failed, in_flight })
@@ -53,8 +53,8 @@ impl Harness {
         at(self.now.load(SeqCst))
     }
 
-    fn follow(&self, next: Next) {
-        if matches!(next, Next::Lost | Next::Release) {
+    fn follow(&self, follow_up: FollowUp) {
+        if matches!(follow_up, FollowUp::Lost | FollowUp::Release) {
             self.ends.fetch_add(1, SeqCst);
         }
     }
@@ -63,25 +63,25 @@ impl Harness {
     fn renew(&self, standing: Standing) {
         let Some(renewal) = self.lease.begin_renewal() else { return };
         let seconds = self.now.load(SeqCst);
-        let sent = self.lease.number_call(at(seconds));
+        let call = self.lease.number_call(at(seconds));
         let now = self.now();
         if matches!(standing, Standing::Holding(_)) {
             self.last_answered_send.fetch_max(seconds, SeqCst);
         }
-        self.follow(self.lease.on_standing(standing, &renewal, sent, &Belief::Ttl, now));
+        self.follow(self.lease.on_standing(standing, &renewal, call, &Belief::Ttl, now));
     }
 
     fn check(&self) -> bool {
         let now = self.now();
         match self.lease.check(now) {
             Ok(()) => {
-                let sent = at(self.last_answered_send.load(SeqCst));
-                assert!(now < sent.after(VALID_FOR), "valid for longer than the answer proves");
+                let sent_at = at(self.last_answered_send.load(SeqCst));
+                assert!(now < sent_at.after(VALID_FOR), "valid for longer than the answer proves");
                 true
             }
-            Err(next) => {
+            Err(follow_up) => {
                 self.check_failed.store(true, SeqCst);
-                self.follow(next);
+                self.follow(follow_up);
                 false
             }
         }
@@ -134,7 +134,7 @@ fn see_the_loss(harness: &Harness) {
 }
 
 #[test]
-fn an_answer_meets_the_deadline() {
+fn an_answer_races_with_the_deadline() {
     explore(INTERLEAVINGS, || {
         let harness = held_harness();
         let renew = |harness: &Harness| harness.renew(Standing::Holding(grant(7)));
@@ -146,7 +146,7 @@ fn an_answer_meets_the_deadline() {
 
 /// 1. The renewer reads the clock. 2. The deadline comes. 3. A check finds it passed. 4. The answer extends the lease.
 #[test]
-fn an_answer_meets_a_check_at_the_deadline() {
+fn an_answer_races_with_a_check_at_the_deadline() {
     explore(INTERLEAVINGS, || {
         let harness = held_harness();
         let let_the_deadline_come = |harness: &Harness| {
@@ -163,7 +163,7 @@ fn an_answer_meets_a_check_at_the_deadline() {
 }
 
 #[test]
-fn an_answer_meets_the_release() {
+fn an_answer_races_with_the_release() {
     explore(INTERLEAVINGS, || {
         let harness = held_harness();
         let renew = |harness: &Harness| harness.renew(Standing::Holding(grant(7)));
@@ -178,7 +178,7 @@ fn an_answer_meets_the_release() {
 }
 
 #[test]
-fn an_eviction_meets_renewals_and_the_release() {
+fn an_eviction_races_with_renewals_and_the_release() {
     explore(INTERLEAVINGS, || {
         let harness = held_harness();
         let evict = |harness: &Harness| {
@@ -197,39 +197,40 @@ fn an_eviction_meets_renewals_and_the_release() {
 }
 
 #[test]
-fn a_pushed_grant_meets_an_older_answer_and_wakes_the_caller() {
+fn a_pushed_grant_races_with_an_older_answer_and_wakes_the_caller() {
     explore(INTERLEAVINGS, || {
         let lease = lease(|_| {});
-        let sent = lease.number_call(at(0));
-        assert_scheduled(lease.on_decision(Decision::Queued(position(7)), sent, Belief::Ttl, at(0)));
+        let call = lease.number_call(at(0));
+        assert_scheduled(lease.on_decision(Decision::Queued(position(7)), call, Belief::Ttl, at(0)));
         let renewal = lease.begin_renewal().expect("it is renewed");
-        let sent = lease.number_call(at(0));
-        let harness = Harness::new(lease, Some((renewal, sent)));
+        let call = lease.number_call(at(0));
+        let harness = Harness::new(lease, Some((renewal, call)));
         let push = |harness: &Harness| {
             let now = harness.now();
             harness.follow(harness.lease.on_grant_hint(Fence::new(8), false, now, Timestamp::default()));
         };
         let answer = |harness: &Harness| {
-            let (renewal, sent) = harness.in_flight.as_ref().expect("a renewal is in flight");
+            let (renewal, call) = harness.in_flight.as_ref().expect("a renewal is in flight");
             let (standing, now) = (Standing::Waiting(position(7)), harness.now());
-            harness.follow(harness.lease.on_standing(standing, renewal, *sent, &Belief::Ttl, now));
+            harness.follow(harness.lease.on_standing(standing, renewal, *call, &Belief::Ttl, now));
         };
-        let call = |harness: &Harness| {
-            let poll = |context: &mut Context<'_>| harness.lease.poll_outcome(context, at(0), harness.now());
-            let held = matches!(block_on(poll_fn(poll)), Some((AcquireResult::Held, Next::Schedule)));
+        let acquire = |harness: &Harness| {
+            let poll = |context: &mut Context<'_>| harness.lease.poll_result(context, at(0), harness.now());
+            let step = block_on(poll_fn(poll));
+            let held = matches!(step, CallerStep::Finish(AcquireResult::Held, FollowUp::Schedule));
             assert!(held && harness.check(), "the push granted it");
         };
-        together(&harness, &[push, answer, call]);
+        together(&harness, &[push, answer, acquire]);
         harness.assert_sound();
     });
 }
 
-fn assert_scheduled(next: Next) {
-    assert_eq!(next, Next::Schedule);
+fn assert_scheduled(follow_up: FollowUp) {
+    assert_eq!(follow_up, FollowUp::Schedule);
 }
 
 #[test]
-fn a_renewal_that_becomes_due_meets_the_scan_of_the_schedule() {
+fn a_renewal_that_becomes_due_races_with_the_scan_of_the_schedule() {
     explore(INTERLEAVINGS, || {
         let lease = Arc::new(held(|_| {}, Belief::Ttl));
         let schedule = Arc::new(Schedule::new());
@@ -251,7 +252,7 @@ fn a_renewal_that_becomes_due_meets_the_scan_of_the_schedule() {
 /// Checks the harness: a check that compares the deadline alone may pass after `lost` has completed.
 #[test]
 #[should_panic(expected = "a lease that is lost is not held")]
-fn a_check_of_the_deadline_alone_is_found_out() {
+fn the_harness_detects_a_check_of_the_deadline_alone() {
     explore(INTERLEAVINGS, || {
         let harness = held_harness();
         let release = |harness: &Harness| harness.follow(harness.lease.on_release(at(0)));

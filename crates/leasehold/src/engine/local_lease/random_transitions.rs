@@ -29,7 +29,7 @@ enum Step {
     SendRenewal,
     /// Answers the first renewal in flight. There may be two: a push can grant the lease while one is in flight, and
     /// the renewer may then send another.
-    Answer(Found),
+    Answer(StandingKind),
     FailRenewal,
     /// The answers to renewals come in another order.
     Overtake,
@@ -44,7 +44,7 @@ enum Step {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Found {
+enum StandingKind {
     Holding(u64),
     Waiting(u64),
     Gone,
@@ -61,10 +61,10 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Refuse),
         1 => Just(Step::FailRequest),
         6 => Just(Step::SendRenewal),
-        4 => fence().prop_map(|fence| Step::Answer(Found::Holding(fence))),
-        4 => fence().prop_map(|fence| Step::Answer(Found::Waiting(fence))),
-        1 => Just(Step::Answer(Found::Gone)),
-        2 => Just(Step::Answer(Found::Unknown)),
+        4 => fence().prop_map(|fence| Step::Answer(StandingKind::Holding(fence))),
+        4 => fence().prop_map(|fence| Step::Answer(StandingKind::Waiting(fence))),
+        1 => Just(Step::Answer(StandingKind::Gone)),
+        2 => Just(Step::Answer(StandingKind::Unknown)),
         2 => Just(Step::FailRenewal),
         2 => Just(Step::Overtake),
         6 => (fence(), proptest::bool::ANY).prop_map(|(fence, provisional)| Step::HintGrant(fence, provisional)),
@@ -83,8 +83,8 @@ struct Harness {
     lease: LocalLease,
     belief: Belief,
     now: Moment,
-    request: Option<Sent>,
-    renewals: VecDeque<(Renewal, Sent)>,
+    request: Option<SentCall>,
+    renewals: VecDeque<(Renewal, SentCall)>,
     may_exist_at_backend: bool,
     releases: u32,
     /// The fences from answers and from pushes that are not provisional.
@@ -114,44 +114,44 @@ impl Harness {
         }
     }
 
-    fn follow(&mut self, next: Next) {
-        self.releases += u32::from(next == Next::Release);
+    fn follow(&mut self, follow_up: FollowUp) {
+        self.releases += u32::from(follow_up == FollowUp::Release);
     }
 
     fn decide(&mut self, decision: Decision) {
-        let Some(sent) = self.request.take() else { return };
+        let Some(call) = self.request.take() else { return };
         match &decision {
             Decision::Granted(grant) => self.confirmed_fences.push(grant.fence),
             Decision::Queued(_) => {}
             _ => self.may_exist_at_backend = false,
         }
         if self.may_exist_at_backend {
-            self.last_answered_send = Some(sent.at);
+            self.last_answered_send = Some(call.sent_at);
         }
-        let next = self.lease.on_decision(decision, sent, self.belief.clone(), self.now);
-        self.follow(next);
+        let follow_up = self.lease.on_decision(decision, call, self.belief.clone(), self.now);
+        self.follow(follow_up);
     }
 
-    fn answer(&mut self, found: Found) {
-        let Some((renewal, sent)) = self.renewals.pop_front() else { return };
-        let standing = match found {
-            Found::Holding(fence) => {
+    fn answer(&mut self, kind: StandingKind) {
+        let Some((renewal, call)) = self.renewals.pop_front() else { return };
+        let standing = match kind {
+            StandingKind::Holding(fence) => {
                 self.confirmed_fences.push(Fence::new(fence));
                 Standing::Holding(grant(fence))
             }
-            Found::Waiting(last_fence) => Standing::Waiting(position(last_fence)),
-            Found::Gone => Standing::Gone,
-            Found::Unknown => Standing::Unknown,
+            StandingKind::Waiting(last_fence) => Standing::Waiting(position(last_fence)),
+            StandingKind::Gone => Standing::Gone,
+            StandingKind::Unknown => Standing::Unknown,
         };
         match standing {
             Standing::Gone => self.may_exist_at_backend = false,
             Standing::Unknown => {}
             Standing::Holding(_) | Standing::Waiting(_) => {
-                self.last_answered_send = self.last_answered_send.max(Some(sent.at));
+                self.last_answered_send = self.last_answered_send.max(Some(call.sent_at));
             }
         }
-        let next = self.lease.on_standing(standing, &renewal, sent, &self.belief, self.now);
-        self.follow(next);
+        let follow_up = self.lease.on_standing(standing, &renewal, call, &self.belief, self.now);
+        self.follow(follow_up);
     }
 
     fn poll(&mut self) {
@@ -159,14 +159,14 @@ impl Harness {
             return;
         }
         let context = Context::from_waker(Waker::noop());
-        let Poll::Ready(done) = self.lease.poll_outcome(&context, at(0), self.now) else { return };
-        let Some((outcome, next)) = done else {
+        let Poll::Ready(step) = self.lease.poll_result(&context, at(0), self.now) else { return };
+        let CallerStep::Finish(result, follow_up) = step else {
             let renewal = self.lease.begin_renewal().expect("the caller has something to confirm");
             return self.renewals.push_back((renewal, self.lease.number_call(self.now)));
         };
         self.caller = false;
-        self.guard = matches!(outcome, AcquireResult::Held);
-        self.follow(next);
+        self.guard = matches!(result, AcquireResult::Held);
+        self.follow(follow_up);
         if self.guard {
             let fence = self.lease.hold().expect("it is held").grant.fence;
             assert!(self.confirmed_fences.contains(&fence), "relied on a grant that was only provisional");
@@ -182,8 +182,8 @@ impl Harness {
             Step::Refuse => self.decide(Decision::WrongShape { in_force: Claim::EXCLUSIVE.shape() }),
             Step::FailRequest => {
                 if self.request.take().is_some() {
-                    let next = self.lease.on_request_failed(Error::unanswered("no answer"));
-                    self.follow(next);
+                    let follow_up = self.lease.on_request_failed(Error::unanswered("no answer"));
+                    self.follow(follow_up);
                 }
             }
             Step::SendRenewal => {
@@ -191,11 +191,11 @@ impl Harness {
                     self.renewals.push_back((renewal, self.lease.number_call(self.now)));
                 }
             }
-            Step::Answer(found) => self.answer(found),
+            Step::Answer(kind) => self.answer(kind),
             Step::FailRenewal => {
                 if self.renewals.pop_front().is_some() {
-                    let next = self.lease.on_renew_failed(self.now);
-                    self.follow(next);
+                    let follow_up = self.lease.on_renew_failed(self.now);
+                    self.follow(follow_up);
                 }
             }
             Step::Overtake => self.renewals.make_contiguous().reverse(),
@@ -203,36 +203,36 @@ impl Harness {
                 if !provisional {
                     self.confirmed_fences.push(Fence::new(fence));
                 }
-                let next = self.lease.on_grant_hint(Fence::new(fence), provisional, self.now, wall);
-                self.follow(next);
+                let follow_up = self.lease.on_grant_hint(Fence::new(fence), provisional, self.now, wall);
+                self.follow(follow_up);
             }
             Step::HintEviction => {
-                let next = self.lease.on_evict_hint(self.now);
-                self.follow(next);
+                let follow_up = self.lease.on_evict_hint(self.now);
+                self.follow(follow_up);
             }
             Step::MissHints => {
-                let next = self.lease.on_hints_missed(self.now);
-                self.follow(next);
+                let follow_up = self.lease.on_hints_missed(self.now);
+                self.follow(follow_up);
             }
             Step::CheckDeadline => {
-                let next = self.lease.on_deadline(self.now);
-                self.follow(next);
+                let follow_up = self.lease.on_deadline(self.now);
+                self.follow(follow_up);
             }
             Step::PollCaller => self.poll(),
             Step::DropCaller => {
                 if std::mem::take(&mut self.caller) {
-                    let next = self.lease.on_caller_left();
-                    self.follow(next);
+                    let follow_up = self.lease.on_caller_left();
+                    self.follow(follow_up);
                 }
             }
             Step::Close => {
-                let next = self.lease.on_closed();
-                self.follow(next);
+                let follow_up = self.lease.on_closed();
+                self.follow(follow_up);
             }
             Step::Release => {
                 if std::mem::take(&mut self.guard) {
-                    let next = self.lease.on_release(self.now);
-                    self.follow(next);
+                    let follow_up = self.lease.on_release(self.now);
+                    self.follow(follow_up);
                 }
             }
         }
@@ -255,9 +255,9 @@ impl Harness {
             }
         }
         if matches!((phase, &self.belief), (Phase::Held(_), Belief::Ttl)) {
-            let sent = self.last_answered_send.expect("an answer proved it");
+            let sent_at = self.last_answered_send.expect("an answer proved it");
             assert!(
-                lease.validity.deadline() < sent.after(lease.ttl().get()),
+                lease.validity.deadline() < sent_at.after(lease.ttl().get()),
                 "valid for longer than the answer proves"
             );
         } else {

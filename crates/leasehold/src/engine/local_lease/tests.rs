@@ -1,9 +1,12 @@
 //! The transitions of a lease, one by one: no backend, no thread, no clock.
 
-use super::*;
+use super::{
+    deadlines::{MAX_RENEW_INTERVAL_FIRST_WAITER, MAX_RENEW_INTERVAL_WAITER},
+    *,
+};
 use crate::{
     backend::Session,
-    engine::{LeaseHealth, Wait},
+    engine::{LeaseHealth, Wait, margin},
     lease::{Holder, LeaseId, Resource},
 };
 
@@ -47,15 +50,18 @@ pub(super) fn position(last_fence: u64) -> QueuePosition {
     QueuePosition::new(0, Fence::new(last_fence), None)
 }
 
-fn poll(lease: &LocalLease, now: Moment) -> Poll<(AcquireResult, Next)> {
-    lease.poll_outcome(&Context::from_waker(Waker::noop()), at(0), now).map(|done| done.expect("nothing to confirm"))
+fn poll(lease: &LocalLease, now: Moment) -> Poll<(AcquireResult, FollowUp)> {
+    lease.poll_result(&Context::from_waker(Waker::noop()), at(0), now).map(|step| match step {
+        CallerStep::Finish(result, follow_up) => (result, follow_up),
+        CallerStep::ConfirmGrant => panic!("there is nothing to confirm"),
+    })
 }
 
 pub(in crate::engine) fn held(change: impl FnOnce(&mut AcquireOptions<'_>), belief: Belief) -> LocalLease {
     let lease = lease(change);
-    let sent = lease.number_call(at(0));
-    assert_eq!(lease.on_decision(Decision::Granted(grant(7)), sent, belief, at(0)), Next::Schedule);
-    assert!(matches!(poll(&lease, at(0)), Poll::Ready((AcquireResult::Held, Next::Schedule))));
+    let call = lease.number_call(at(0));
+    assert_eq!(lease.on_decision(Decision::Granted(grant(7)), call, belief, at(0)), FollowUp::Schedule);
+    assert!(matches!(poll(&lease, at(0)), Poll::Ready((AcquireResult::Held, FollowUp::Schedule))));
     lease
 }
 
@@ -65,27 +71,27 @@ fn waiting() -> LocalLease {
 
 fn waiting_by(belief: Belief) -> LocalLease {
     let lease = lease(|_| {});
-    let sent = lease.number_call(at(0));
-    assert_eq!(lease.on_decision(Decision::Queued(position(7)), sent, belief, at(0)), Next::Schedule);
+    let call = lease.number_call(at(0));
+    assert_eq!(lease.on_decision(Decision::Queued(position(7)), call, belief, at(0)), FollowUp::Schedule);
     lease
 }
 
-fn apply_standing(lease: &LocalLease, standing: Standing, sent: Sent, now: Moment) -> Next {
-    lease.on_standing(standing, &lease.renewal(), sent, &Belief::Ttl, now)
+fn apply_standing(lease: &LocalLease, standing: Standing, call: SentCall, now: Moment) -> FollowUp {
+    lease.on_standing(standing, &lease.renewal(), call, &Belief::Ttl, now)
 }
 
 #[test]
 fn an_answer_older_than_the_grant_renews_again_and_a_newer_one_ends_the_lease() {
     let lease = waiting();
     let before = lease.number_call(at(10));
-    assert_eq!(lease.on_grant_hint(Fence::new(8), false, at(11), Timestamp::default()), Next::Schedule);
+    assert_eq!(lease.on_grant_hint(Fence::new(8), false, at(11), Timestamp::default()), FollowUp::Schedule);
     assert!(matches!(poll(&lease, at(11)), Poll::Ready((AcquireResult::Held, _))));
-    assert_eq!(apply_standing(&lease, Standing::Waiting(position(7)), before, at(12)), Next::Schedule);
+    assert_eq!(apply_standing(&lease, Standing::Waiting(position(7)), before, at(12)), FollowUp::Schedule);
     assert_eq!(lease.renew_at(), at(12), "it is asked again at once");
     assert_eq!(lease.validity.health(at(12)), LeaseHealth::Held);
 
     let after = lease.number_call(at(12));
-    assert_eq!(apply_standing(&lease, Standing::Waiting(position(8)), after, at(13)), Next::Release);
+    assert_eq!(apply_standing(&lease, Standing::Waiting(position(8)), after, at(13)), FollowUp::Release);
     assert_eq!(lease.validity.loss(), Some(Loss::Gone));
     assert_eq!(lease.renew_at(), Moment::NEVER, "nothing is left to renew");
     assert!(lease.begin_renewal().is_none());
@@ -94,27 +100,27 @@ fn an_answer_older_than_the_grant_renews_again_and_a_newer_one_ends_the_lease() 
 #[test]
 fn a_provisional_grant_is_only_asked_about() {
     let lease = waiting();
-    assert_eq!(lease.on_grant_hint(Fence::new(8), true, at(5), Timestamp::default()), Next::Schedule);
+    assert_eq!(lease.on_grant_hint(Fence::new(8), true, at(5), Timestamp::default()), FollowUp::Schedule);
     assert!(poll(&lease, at(5)).is_pending());
     assert_eq!(lease.renew_at(), at(5));
-    let sent = lease.number_call(at(5));
-    assert_eq!(apply_standing(&lease, Standing::Holding(grant(8)), sent, at(6)), Next::Schedule);
+    let call = lease.number_call(at(5));
+    assert_eq!(apply_standing(&lease, Standing::Holding(grant(8)), call, at(6)), FollowUp::Schedule);
     assert!(matches!(poll(&lease, at(6)), Poll::Ready((AcquireResult::Held, _))));
 }
 
 #[test]
 fn the_caller_may_confirm_a_local_provisional_grant_before_the_renewer() {
     let lease = waiting_by(Belief::Process);
-    let poll_once = || lease.poll_outcome(&Context::from_waker(Waker::noop()), at(0), at(1));
+    let poll_once = || lease.poll_result(&Context::from_waker(Waker::noop()), at(0), at(1));
     assert!(poll_once().is_pending());
-    assert_eq!(lease.on_grant_hint(Fence::new(8), true, at(1), Timestamp::default()), Next::Schedule);
+    assert_eq!(lease.on_grant_hint(Fence::new(8), true, at(1), Timestamp::default()), FollowUp::Schedule);
     assert_eq!(lease.renew_at(), at(1).after(CALLER_CONFIRM_WINDOW), "then the renewer confirms it");
-    assert!(matches!(poll_once(), Poll::Ready(None)));
+    assert!(matches!(poll_once(), Poll::Ready(CallerStep::ConfirmGrant)));
     assert!(lease.begin_renewal().is_some());
     assert!(poll_once().is_pending(), "one renewal confirms it");
 
     let stale = waiting_by(Belief::Process);
-    assert_eq!(stale.on_grant_hint(Fence::new(7), true, at(1), Timestamp::default()), Next::Schedule);
+    assert_eq!(stale.on_grant_hint(Fence::new(7), true, at(1), Timestamp::default()), FollowUp::Schedule);
     assert!(poll(&stale, at(1)).is_pending());
 }
 
@@ -122,17 +128,17 @@ fn the_caller_may_confirm_a_local_provisional_grant_before_the_renewer() {
 fn a_provisional_grant_during_a_renewal_is_asked_about_after_it() {
     let lease = waiting();
     assert!(lease.begin_renewal().is_some());
-    let sent = lease.number_call(at(5));
+    let call = lease.number_call(at(5));
     let _in_flight = lease.on_grant_hint(Fence::new(8), true, at(6), Timestamp::default());
     assert_eq!(lease.renew_at(), Moment::NEVER, "one renewal at a time");
-    assert_eq!(apply_standing(&lease, Standing::Waiting(position(7)), sent, at(7)), Next::Schedule);
+    assert_eq!(apply_standing(&lease, Standing::Waiting(position(7)), call, at(7)), FollowUp::Schedule);
     assert_eq!(lease.renew_at(), at(7), "the answer may be older than the hint");
 }
 
 #[test]
 fn a_hint_that_is_not_above_the_last_fence_is_stale() {
     let lease = waiting();
-    assert_eq!(lease.on_grant_hint(Fence::new(7), false, at(5), Timestamp::default()), Next::Schedule);
+    assert_eq!(lease.on_grant_hint(Fence::new(7), false, at(5), Timestamp::default()), FollowUp::Schedule);
     assert!(poll(&lease, at(5)).is_pending());
 }
 
@@ -152,27 +158,27 @@ fn a_pushed_grant_is_valid_from_the_last_answered_request() {
 #[test]
 fn max_hold_releases_and_expiry_does_not() {
     let capped = held(|options| options.max_hold = Some(Duration::from_secs(5)), Belief::Ttl);
-    assert_eq!(capped.on_deadline(at(4)), Next::Nothing);
-    assert_eq!(capped.on_deadline(at(5)), Next::Release);
+    assert_eq!(capped.on_deadline(at(4)), FollowUp::Nothing);
+    assert_eq!(capped.on_deadline(at(5)), FollowUp::Release);
     assert_eq!(capped.validity.loss(), Some(Loss::MaxHold));
 
     let silent = held(|_| {}, Belief::Ttl);
-    assert_eq!(silent.on_deadline(at(30)), Next::Lost);
+    assert_eq!(silent.on_deadline(at(30)), FollowUp::Lost);
     assert_eq!(silent.validity.loss(), Some(Loss::RenewTimeout));
-    assert_eq!(silent.on_deadline(at(31)), Next::Nothing);
+    assert_eq!(silent.on_deadline(at(31)), FollowUp::Nothing);
 }
 
 /// A process that was stopped for longer than the ttl wakes, and its renewal is answered before its timer runs.
 #[test]
 fn expiry_is_a_renew_timeout_whichever_path_finds_it() {
     let stopped = held(|_| {}, Belief::Ttl);
-    let sent = stopped.number_call(at(31));
-    assert_eq!(apply_standing(&stopped, Standing::Gone, sent, at(31)), Next::Lost);
+    let call = stopped.number_call(at(31));
+    assert_eq!(apply_standing(&stopped, Standing::Gone, call, at(31)), FollowUp::Lost);
     assert_eq!(stopped.validity.loss(), Some(Loss::RenewTimeout));
 
     let forgotten = held(|_| {}, Belief::Ttl);
-    let sent = forgotten.number_call(at(10));
-    assert_eq!(apply_standing(&forgotten, Standing::Gone, sent, at(11)), Next::Lost);
+    let call = forgotten.number_call(at(10));
+    assert_eq!(apply_standing(&forgotten, Standing::Gone, call, at(11)), FollowUp::Lost);
     assert_eq!(forgotten.validity.loss(), Some(Loss::Gone));
 }
 
@@ -180,17 +186,17 @@ fn expiry_is_a_renew_timeout_whichever_path_finds_it() {
 #[test]
 fn a_lease_at_max_hold_is_released_by_every_path_that_notices() {
     let capped = || held(|options| options.max_hold = Some(Duration::from_secs(5)), Belief::Ttl);
-    let finders: [fn(&LocalLease) -> Next; 3] = [
+    let finders: [fn(&LocalLease) -> FollowUp; 3] = [
         |lease| {
-            let sent = lease.number_call(at(4));
-            apply_standing(lease, Standing::Holding(grant(7)), sent, at(5))
+            let call = lease.number_call(at(4));
+            apply_standing(lease, Standing::Holding(grant(7)), call, at(5))
         },
         |lease| lease.on_release(at(5)),
         |lease| lease.check(at(5)).unwrap_err(),
     ];
     for find in finders {
         let lease = capped();
-        assert_eq!(find(&lease), Next::Release);
+        assert_eq!(find(&lease), FollowUp::Release);
         assert_eq!(lease.validity.loss(), Some(Loss::MaxHold));
     }
 }
@@ -198,32 +204,32 @@ fn a_lease_at_max_hold_is_released_by_every_path_that_notices() {
 #[test]
 fn a_lease_granted_to_a_caller_that_left_is_released() {
     let lease = lease(|_| {});
-    let sent = lease.number_call(at(0));
-    assert_eq!(lease.on_caller_left(), Next::Nothing, "the request is in flight");
-    assert_eq!(lease.on_decision(Decision::Granted(grant(7)), sent, Belief::Ttl, at(1)), Next::Release);
+    let call = lease.number_call(at(0));
+    assert_eq!(lease.on_caller_left(), FollowUp::Nothing, "the request is in flight");
+    assert_eq!(lease.on_decision(Decision::Granted(grant(7)), call, Belief::Ttl, at(1)), FollowUp::Release);
 
     let waiting = waiting();
-    assert_eq!(waiting.on_caller_left(), Next::Release);
-    let sent = waiting.number_call(at(2));
-    assert_eq!(apply_standing(&waiting, Standing::Holding(grant(8)), sent, at(2)), Next::Nothing);
+    assert_eq!(waiting.on_caller_left(), FollowUp::Release);
+    let call = waiting.number_call(at(2));
+    assert_eq!(apply_standing(&waiting, Standing::Holding(grant(8)), call, at(2)), FollowUp::Nothing);
 }
 
 #[test]
 fn a_request_with_unknown_outcome_is_released_a_refused_one_forgotten() {
     let unknown = lease(|_| {});
-    assert_eq!(unknown.on_request_failed(Error::unanswered("no answer")), Next::Release);
+    assert_eq!(unknown.on_request_failed(Error::unanswered("no answer")), FollowUp::Release);
     let refused = lease(|_| {});
-    assert_eq!(refused.on_request_failed(Error::unsupported("not here")), Next::Forget);
+    assert_eq!(refused.on_request_failed(Error::unsupported("not here")), FollowUp::Forget);
 }
 
 #[test]
 fn an_eviction_that_was_hinted_is_named_once_it_is_found() {
     let lease = held(|_| {}, Belief::Ttl);
-    assert_eq!(lease.on_evict_hint(at(1)), Next::Schedule);
+    assert_eq!(lease.on_evict_hint(at(1)), FollowUp::Schedule);
     assert_eq!(lease.validity.health(at(1)), LeaseHealth::Held, "a hint may be wrong");
     assert_eq!(lease.renew_at(), at(1));
-    let sent = lease.number_call(at(1));
-    assert_eq!(apply_standing(&lease, Standing::Gone, sent, at(1)), Next::Lost);
+    let call = lease.number_call(at(1));
+    assert_eq!(apply_standing(&lease, Standing::Gone, call, at(1)), FollowUp::Lost);
     assert_eq!(lease.validity.loss(), Some(Loss::Evicted));
 }
 
@@ -233,7 +239,7 @@ fn every_use_notices_the_end_of_a_session() {
         let session = Session::new(TTL);
         (held(|_| {}, Belief::Session(session.clone())), session)
     };
-    let uses: [fn(&LocalLease) -> Next; 4] = [
+    let uses: [fn(&LocalLease) -> FollowUp; 4] = [
         |lease| lease.check(at(1)).unwrap_err(),
         |lease| lease.on_hints_missed(at(1)),
         |lease| lease.on_renew_failed(at(1)),
@@ -243,7 +249,7 @@ fn every_use_notices_the_end_of_a_session() {
         let (lease, session) = by();
         assert!(lease.check(at(1)).is_ok());
         session.end();
-        assert_eq!(notice(&lease), Next::Lost);
+        assert_eq!(notice(&lease), FollowUp::Lost);
         assert_eq!(lease.validity.loss(), Some(Loss::Gone));
     }
 }
@@ -252,20 +258,20 @@ fn every_use_notices_the_end_of_a_session() {
 fn a_lease_of_a_silent_session_is_released_at_its_deadline() {
     let session = Session::new(Duration::from_secs(5));
     let lease = held(|_| {}, Belief::Session(session.clone()));
-    assert_eq!(lease.on_deadline(at(5)), Next::Release);
+    assert_eq!(lease.on_deadline(at(5)), FollowUp::Release);
     assert_eq!(lease.validity.loss(), Some(Loss::RenewTimeout));
     let lease = held(|_| {}, Belief::Session(session.clone()));
     session.end();
-    assert_eq!(lease.on_deadline(at(5)), Next::Lost, "it ended with its session");
+    assert_eq!(lease.on_deadline(at(5)), FollowUp::Lost, "it ended with its session");
 }
 
 #[test]
 fn a_detached_lease_outlives_the_session_it_was_granted_by() {
     let session = Session::new(Duration::from_secs(5));
     let lease = lease(|options| options.lifetime = Lifetime::Detached);
-    let sent = lease.number_call(at(0));
-    let _granted = lease.on_decision(Decision::Granted(grant(7)), sent, Belief::Session(session.clone()), at(0));
-    assert!(matches!(poll(&lease, at(0)), Poll::Ready((AcquireResult::Held, Next::Forget))));
+    let call = lease.number_call(at(0));
+    let _granted = lease.on_decision(Decision::Granted(grant(7)), call, Belief::Session(session.clone()), at(0));
+    assert!(matches!(poll(&lease, at(0)), Poll::Ready((AcquireResult::Held, FollowUp::Forget))));
     session.end();
     assert!(lease.check(at(29)).is_ok());
     assert!(lease.check(at(30)).is_err());
@@ -287,9 +293,9 @@ fn a_late_answer_to_an_older_renewal_changes_no_ttl() {
         renewal
     };
     let (older, newer) = (lease.number_call(at(1)), lease.number_call(at(2)));
-    for (seconds, sent) in [(600, newer), (30, older)] {
-        lease.on_explicit_renewal(&renewal(seconds), sent);
-        let _scheduled = lease.on_standing(Standing::Holding(grant(7)), &renewal(seconds), sent, &Belief::Ttl, at(3));
+    for (seconds, call) in [(600, newer), (30, older)] {
+        lease.on_explicit_renewal(&renewal(seconds), call);
+        let _scheduled = lease.on_standing(Standing::Holding(grant(7)), &renewal(seconds), call, &Belief::Ttl, at(3));
     }
     assert_eq!(lease.ttl().get(), Duration::from_secs(600));
 }
@@ -297,10 +303,10 @@ fn a_late_answer_to_an_older_renewal_changes_no_ttl() {
 #[test]
 fn a_grant_that_is_pushed_before_its_answer_came_has_the_time_of_the_push() {
     let lease = lease(|_| {});
-    let sent = lease.number_call(at(0));
+    let call = lease.number_call(at(0));
     let came = Timestamp::from_micros(1_700_000_000_000_000);
-    assert_eq!(lease.on_grant_hint(Fence::new(7), false, at(1), came), Next::Nothing);
-    let _granted = lease.on_decision(Decision::Queued(position(6)), sent, Belief::Ttl, at(2));
+    assert_eq!(lease.on_grant_hint(Fence::new(7), false, at(1), came), FollowUp::Nothing);
+    let _granted = lease.on_decision(Decision::Queued(position(6)), call, Belief::Ttl, at(2));
     assert!(matches!(poll(&lease, at(2)), Poll::Ready((AcquireResult::Held, _))));
     assert_eq!(lease.hold().unwrap().grant.acquired_at, came);
 }
@@ -313,11 +319,11 @@ fn explicit_renewals_count_though_a_later_renewal_was_answered_first() {
     marked.metadata = Some(Metadata::from_iter([(String::from("step"), 2.into())]));
     let [first, second, periodic] = [1, 2, 3].map(|second| lease.number_call(at(second)));
     let standing = Standing::Holding(grant(7));
-    assert_eq!(lease.on_standing(standing, &lease.renewal(), periodic, &Belief::Ttl, at(3)), Next::Schedule);
-    // The one that sets the metadata was made with the ttl of before.
-    for (renewal, sent) in [(&marked, second), (&longer, first)] {
-        lease.on_explicit_renewal(renewal, sent);
-        let _nothing_to_schedule = lease.on_standing(standing, renewal, sent, &Belief::Ttl, at(4));
+    assert_eq!(lease.on_standing(standing, &lease.renewal(), periodic, &Belief::Ttl, at(3)), FollowUp::Schedule);
+    // The one that sets the metadata carries the old ttl.
+    for (renewal, call) in [(&marked, second), (&longer, first)] {
+        lease.on_explicit_renewal(renewal, call);
+        let _nothing_to_schedule = lease.on_standing(standing, renewal, call, &Belief::Ttl, at(4));
     }
     assert_eq!(lease.validity.deadline(), at(1).after(longer.ttl.get()).before(margin(longer.ttl.get())));
     assert_eq!((lease.ttl(), lease.metadata()), (longer.ttl, marked.metadata.unwrap()));
@@ -330,8 +336,8 @@ fn a_change_of_metadata_that_is_answered_late_leaves_the_ttl_alone() {
     longer.ttl = Ttl::new(Duration::from_secs(600)).unwrap();
     marked.metadata = Some(Metadata::from_iter([(String::from("step"), 2.into())]));
     for renewal in [longer.clone(), marked] {
-        let sent = lease.number_call(at(1));
-        lease.on_explicit_renewal(&renewal, sent);
+        let call = lease.number_call(at(1));
+        lease.on_explicit_renewal(&renewal, call);
     }
     assert_eq!(lease.ttl(), longer.ttl);
 }
@@ -343,9 +349,9 @@ fn an_answer_that_a_later_one_overtook_changes_nothing() {
     let (older, newer) = (lease.number_call(at(1)), lease.number_call(at(2)));
     let standing = Standing::Holding(grant(7));
     let renewal = lease.renewal();
-    assert_eq!(lease.on_standing(standing, &renewal, newer, &Belief::Session(after), at(3)), Next::Schedule);
+    assert_eq!(lease.on_standing(standing, &renewal, newer, &Belief::Session(after), at(3)), FollowUp::Schedule);
     before.end();
-    assert_eq!(lease.on_standing(standing, &renewal, older, &Belief::Session(before), at(4)), Next::Nothing);
+    assert_eq!(lease.on_standing(standing, &renewal, older, &Belief::Session(before), at(4)), FollowUp::Nothing);
     assert_eq!(lease.check(at(4)), Ok(()));
 }
 
@@ -353,10 +359,10 @@ fn an_answer_that_a_later_one_overtook_changes_nothing() {
 fn the_first_waiter_of_a_process_asks_again_within_seconds_and_others_within_a_minute() {
     for (ahead, limit) in [(0, MAX_RENEW_INTERVAL_FIRST_WAITER), (1, MAX_RENEW_INTERVAL_WAITER)] {
         let lease = lease(|options| options.ttl = Ttl::MAX);
-        let sent = lease.number_call(at(0));
+        let call = lease.number_call(at(0));
         let position = QueuePosition::new(ahead, Fence::new(7), None);
-        let next = lease.on_decision(Decision::Queued(position), sent, Belief::Process, at(0));
-        assert_eq!(next, Next::Schedule);
+        let follow_up = lease.on_decision(Decision::Queued(position), call, Belief::Process, at(0));
+        assert_eq!(follow_up, FollowUp::Schedule);
         let due = lease.due_at();
         assert!(due > at(0) && due <= at(0).after(limit), "{ahead} ahead: due at {due:?}");
     }

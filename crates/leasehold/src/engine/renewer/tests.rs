@@ -16,7 +16,7 @@ const BEFORE_THE_READ: u8 = 1;
 const AFTER_THE_READ: u8 = 2;
 const ASLEEP: u8 = 3;
 
-/// Lets a lease lower the bound at one step of the loop's turn and read the alarm at the same or a later one.
+/// Lets a lease lower the bound at step `lowers_at` of the loop's turn and call `wake_by` at step `reads_at`.
 ///
 /// Returns whether the loop is awake when the moment of the lease has come.
 fn wakes_in_time(lowers_at: u8, reads_at: u8, last_alarm: Duration) -> bool {

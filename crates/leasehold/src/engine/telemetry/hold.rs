@@ -31,8 +31,8 @@ impl HoldReport {
 }
 
 impl Telemetry {
-    /// A caller got its guard. Called in the caller's own span.
-    pub(super) fn hold_began(&self, lease: &LocalLease, now: Moment) {
+    /// Records that a caller got its guard. Called in the caller's own span.
+    pub(super) fn record_hold_start(&self, lease: &LocalLease, now: Moment) {
         let span = tracing::debug_span!(
             target: "leasehold::hold",
             "hold lock",
@@ -59,12 +59,13 @@ impl Telemetry {
         // A loss may have been reported before there was a hold to end:
         // 1. the lease is granted  2. it is lost  3. the loss is reported  4. the hold begins here.
         if reported && let Some(loss) = lease.validity.loss() {
-            self.hold_ended(lease, loss, now);
+            self.record_hold_end(lease, loss, now);
         }
     }
 
-    /// The hold has ended; the first call counts.
-    pub(super) fn hold_ended(&self, lease: &LocalLease, loss: Loss, now: Moment) {
+    /// Records the end of the hold; only the first call counts.
+    pub(super) fn record_hold_end(&self, lease: &LocalLease, loss: Loss, now: Moment) {
+        // Not those of `Loss::as_str`: dashboards rely on the values of this label.
         let end = match loss {
             Loss::Released => "released",
             Loss::Evicted => "evicted",

@@ -3,7 +3,7 @@
 //! Without a subscriber or a recorder nothing is allocated or formatted here.
 //! The timer's thread reports nothing: a subscriber may block.
 
-mod acquiring;
+mod acquire;
 mod hold;
 #[cfg_attr(not(feature = "metrics"), path = "no_metrics.rs")]
 mod metrics;
@@ -80,25 +80,31 @@ impl Telemetry {
         Self { backend, meters: Meters::new(backend) }
     }
 
-    /// The backend answered a call that was sent at `sent`, or failed to.
-    pub(crate) fn answered<T>(&self, call: CallKind, answer: &Result<T>, sent: Moment, now: impl FnOnce() -> Moment) {
+    /// Records the answer to a call that was sent at `sent_at`, or the failure of that call.
+    pub(crate) fn record_answer<T>(
+        &self,
+        call: CallKind,
+        answer: &Result<T>,
+        sent_at: Moment,
+        now: impl FnOnce() -> Moment,
+    ) {
         if metrics::ENABLED {
             let outcome = if answer.is_ok() { "ok" } else { "error" };
-            self.meters.observe(Series::Request, &[call.as_str(), outcome], now().since(sent));
+            self.meters.observe(Series::Request, &[call.as_str(), outcome], now().since(sent_at));
         }
     }
 
     /// Counts a caller that waits for its turn, or for an answer, until the value is dropped.
-    pub(crate) fn waiting(&self, mode: Mode) -> Waiting<'_> {
+    pub(crate) fn count_waiter(&self, mode: Mode) -> CountedWaiter<'_> {
         self.meters.add(Series::Waiters, &[mode.as_str()], 1.0);
-        Waiting { telemetry: self, mode }
+        CountedWaiter { telemetry: self, mode }
     }
 
-    /// A renewal that was sent at `sent` was answered; the lease has not acted on it yet.
-    pub(crate) fn renewed(&self, lease: &LocalLease, standing: Standing, sent: Moment, now: Moment) {
+    /// Records the answer to a renewal that was sent at `sent_at`. Call it before the lease applies the answer.
+    pub(crate) fn record_renewal(&self, lease: &LocalLease, standing: Standing, sent_at: Moment, now: Moment) {
         match standing {
             Standing::Holding(_) => {}
-            Standing::Unknown => return self.renewal_ended(lease, "failed", sent, now),
+            Standing::Unknown => return self.count_renewal(lease, "failed", sent_at, now),
             Standing::Waiting(_) | Standing::Gone => return,
         }
         tracing::trace!(
@@ -109,7 +115,7 @@ impl Telemetry {
             "renewed"
         );
         let in_doubt = || lease.validity.health(now) == LeaseHealth::InDoubt;
-        self.renewal_ended(lease, if metrics::ENABLED && in_doubt() { "retried" } else { "ok" }, sent, now);
+        self.count_renewal(lease, if metrics::ENABLED && in_doubt() { "retried" } else { "ok" }, sent_at, now);
         if metrics::ENABLED
             && let Some(slack) = time_left(lease, now)
         {
@@ -117,8 +123,8 @@ impl Telemetry {
         }
     }
 
-    /// A renewal was not answered.
-    pub(crate) fn renew_failed(&self, lease: &LocalLease, error: &Error, sent: Moment, now: Moment) {
+    /// Records that a renewal was not answered.
+    pub(crate) fn record_renew_failure(&self, lease: &LocalLease, error: &Error, sent_at: Moment, now: Moment) {
         if lease.is_held() {
             tracing::warn!(
                 target: "leasehold::renew",
@@ -129,11 +135,11 @@ impl Telemetry {
                 "cannot renew"
             );
         }
-        self.renewal_ended(lease, "failed", sent, now);
+        self.count_renewal(lease, "failed", sent_at, now);
     }
 
     /// Counts the renewal of a held lease; creates a span for each failure and for one success in `RENEWALS_PER_SPAN`.
-    fn renewal_ended(&self, lease: &LocalLease, outcome: &'static str, sent: Moment, now: Moment) {
+    fn count_renewal(&self, lease: &LocalLease, outcome: &'static str, sent_at: Moment, now: Moment) {
         static RENEWALS: AtomicU32 = AtomicU32::new(0);
         let spans = tracing::enabled!(target: "leasehold::renew", Level::DEBUG);
         if !(spans || metrics::ENABLED) || !lease.is_held() {
@@ -149,13 +155,13 @@ impl Telemetry {
                 otel.kind = "client",
                 leasehold.lock.backend = self.backend,
                 leasehold.lock.outcome = outcome,
-                leasehold.lock.took_ms = millis(now.since(sent)),
+                leasehold.lock.took_ms = millis(now.since(sent_at)),
             );
         }
     }
 
-    /// A lease that was held is lost.
-    pub(crate) fn lost(&self, lease: &LocalLease, now: Moment) {
+    /// Records that a lease that was held is lost.
+    pub(crate) fn record_loss(&self, lease: &LocalLease, now: Moment) {
         let (Some(loss), Some(hold)) = (lease.validity.loss(), lease.hold()) else { return };
         if loss == Loss::Released {
             return;
@@ -181,11 +187,11 @@ impl Telemetry {
             log_loss!(error);
             self.meters.count(Series::Lost, &[mode(lease), loss.as_str()]);
         }
-        self.hold_ended(lease, loss, now);
+        self.record_hold_end(lease, loss, now);
     }
 
-    /// A release begins; returns its span.
-    pub(crate) fn releasing(&self, lease: &LocalLease) -> Span {
+    /// Creates the span of a release, which begins now.
+    pub(crate) fn release_span(&self, lease: &LocalLease) -> Span {
         tracing::debug_span!(
             target: "leasehold::release",
             parent: lease.report.span(),
@@ -198,8 +204,8 @@ impl Telemetry {
         )
     }
 
-    /// Reports the answer to a release, or its failure. The lease was held until `held_until`.
-    pub(crate) fn released(
+    /// Records the answer to a release, or its failure. The lease was held until `held_until`.
+    pub(crate) fn record_release(
         &self,
         span: &Span,
         lease: &LocalLease,
@@ -223,27 +229,27 @@ impl Telemetry {
         );
         span.record("leasehold.lock.outcome", outcome);
         self.meters.count(Series::Release, &[mode(lease), outcome]);
-        self.hold_ended(lease, Loss::Released, held_until);
+        self.record_hold_end(lease, Loss::Released, held_until);
     }
 
-    /// An operator's eviction was answered, or failed.
-    pub(crate) fn evicted(&self, answer: &Result<Evicted>) {
+    /// Records the answer to an operator's eviction, or its failure.
+    pub(crate) fn record_eviction(&self, answer: &Result<Evicted>) {
         if let Ok(Evicted::Evicted { .. }) = answer {
             self.meters.count(Series::Evict, &[]);
         }
     }
 }
 
-/// The request waits in the queue. Called in its `acquire lock` span.
-pub(crate) fn queued(position: &QueuePosition) {
+/// Records that the request waits in the queue. Called in its `acquire lock` span.
+pub(crate) fn record_queued(position: &QueuePosition) {
     if tracing::enabled!(target: "leasehold::acquire", Level::DEBUG) {
         Span::current().record("leasehold.lock.queue_position", position.ahead);
         tracing::debug!(target: "leasehold::acquire", ahead = position.ahead, "queued");
     }
 }
 
-/// The span of one campaign, from joining the election to winning it.
-pub(crate) fn campaigning(election: &Resource) -> Span {
+/// Creates the span of one campaign, from joining the election to winning it.
+pub(crate) fn campaign_span(election: &Resource) -> Span {
     tracing::debug_span!(
         target: "leasehold::election",
         "campaign leader",
@@ -252,8 +258,8 @@ pub(crate) fn campaigning(election: &Resource) -> Span {
     )
 }
 
-/// The span of one term.
-pub(crate) fn leading(election: &Resource, term: u64) -> Span {
+/// Creates the span of one term.
+pub(crate) fn term_span(election: &Resource, term: u64) -> Span {
     tracing::debug_span!(
         target: "leasehold::election",
         "lead",
@@ -262,14 +268,14 @@ pub(crate) fn leading(election: &Resource, term: u64) -> Span {
     )
 }
 
-/// See [`Telemetry::waiting`].
+/// A waiter that [`Telemetry::count_waiter`] counted.
 #[derive(Debug)]
-pub(crate) struct Waiting<'a> {
+pub(crate) struct CountedWaiter<'a> {
     telemetry: &'a Telemetry,
     mode: Mode,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for CountedWaiter<'_> {
     fn drop(&mut self) {
         self.telemetry.meters.add(Series::Waiters, &[self.mode.as_str()], -1.0);
     }

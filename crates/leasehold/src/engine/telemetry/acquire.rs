@@ -1,4 +1,4 @@
-//! One call of acquire, from its start to its outcome.
+//! What is reported about one call of `acquire`.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use crate::{
     lease::{Lifetime, Moment},
 };
 
-/// A call of acquire. Dropping it before `end` reports `cancelled`.
+/// The report of one call of `acquire`. Dropping it before `end` reports `cancelled`.
 #[derive(Debug)]
-pub(crate) struct Acquiring<'a> {
+pub(crate) struct AcquireReport<'a> {
     telemetry: &'a Telemetry,
     clock: &'a dyn Clock,
     options: &'a AcquireOptions<'a>,
@@ -24,13 +24,13 @@ pub(crate) struct Acquiring<'a> {
 }
 
 impl Telemetry {
-    /// An acquire begins.
-    pub(crate) fn acquiring<'a>(
+    /// Creates the span of a call of `acquire`, which begins now.
+    pub(crate) fn start_acquire<'a>(
         &'a self,
         options: &'a AcquireOptions<'a>,
         clock: &'a dyn Clock,
         started: Moment,
-    ) -> Acquiring<'a> {
+    ) -> AcquireReport<'a> {
         let span = tracing::debug_span!(
             target: "leasehold::acquire",
             "acquire lock",
@@ -41,16 +41,16 @@ impl Telemetry {
             leasehold.lock.wait_ms = Empty,
             leasehold.lock.queue_position = Empty,
         );
-        Acquiring { telemetry: self, clock, options, started, span, ended: false }
+        AcquireReport { telemetry: self, clock, options, started, span, ended: false }
     }
 }
 
-impl Acquiring<'_> {
+impl AcquireReport<'_> {
     pub(crate) fn span(&self) -> &Span {
         &self.span
     }
 
-    /// The call has ended.
+    /// Reports how the call ended.
     pub(crate) fn end(mut self, result: &Result<Attempt>) {
         self.ended = true;
         let waited = || self.clock.now().since(self.started);
@@ -67,7 +67,7 @@ impl Acquiring<'_> {
                     "acquired"
                 );
                 self.report("acquired", || waited);
-                self.hold_began(guard, waited);
+                self.record_hold_start(guard, waited);
             }
             Ok(Attempt::Busy(_)) => self.report("busy", waited),
             Err(error) if error.kind() == ErrorKind::WaitElapsed => self.report("gave_up", waited),
@@ -86,15 +86,15 @@ impl Acquiring<'_> {
         self.telemetry.meters.observe(Series::AcquireWait, &labels, waited);
     }
 
-    fn hold_began(&self, guard: &Guard, waited: Duration) {
+    fn record_hold_start(&self, guard: &Guard, waited: Duration) {
         // Nobody here sees the end of a detached lease.
         if self.options.lifetime == Lifetime::Attached {
-            self.telemetry.hold_began(guard.local(), self.started.after(waited));
+            self.telemetry.record_hold_start(guard.local(), self.started.after(waited));
         }
     }
 }
 
-impl Drop for Acquiring<'_> {
+impl Drop for AcquireReport<'_> {
     fn drop(&mut self) {
         if !self.ended {
             self.report("cancelled", || self.clock.now().since(self.started));

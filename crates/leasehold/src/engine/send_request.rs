@@ -1,0 +1,180 @@
+//! Sends the request for a lease until it is answered, and acts on the answer.
+
+use std::{
+    future::{self, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
+
+use super::{
+    Engine, RunningTask,
+    local_lease::{FollowUp, LocalLease, SentCall},
+    panics::{OnPanic, catch_panic},
+    telemetry::{self, CallKind},
+};
+use crate::{
+    Error, Result,
+    backend::Backoff,
+    lease::{Answer, Decision, Moment, Outcome, Resource},
+};
+
+/// How long to wait for the answer to an abandoned request before releasing what it may have been granted.
+const LATE_ANSWER_WAIT: Duration = Duration::from_secs(1);
+
+/// The answer to a request.
+struct AnsweredRequest {
+    call: SentCall,
+    answer: Answer<Decision>,
+    /// An earlier try of the same request was not answered and may still be carried out.
+    earlier_try_may_run: bool,
+}
+
+type PendingAnswer<'a> = Pin<Box<dyn Future<Output = Result<Answer<Decision>>> + Send + 'a>>;
+
+impl Engine {
+    /// Sends the request if the backend answers without waiting; returns false otherwise.
+    pub(super) fn request_at_once(self: &Arc<Self>, lease: &Arc<LocalLease>, call: SentCall) -> bool {
+        let panicked = OnPanic::new(|| self.on_request_panic(lease));
+        let answer = self.backend.acquire_at_once(&lease.request);
+        let is_answered = answer.is_some();
+        if let Some(answer) = answer {
+            self.on_answer_at_once(lease, call, answer);
+        }
+        panicked.disarm();
+        is_answered
+    }
+
+    fn on_answer_at_once(self: &Arc<Self>, lease: &Arc<LocalLease>, call: SentCall, answer: Answer<Decision>) {
+        self.telemetry.record_answer(CallKind::Acquire, &Ok(()), call.sent_at, || self.clock.now());
+        self.on_answer(lease, AnsweredRequest { call, answer, earlier_try_may_run: false }, call.sent_at);
+    }
+
+    /// Sends the request until it is answered, and acts on the answer.
+    ///
+    /// Has no timeout while the caller polls it: the renewer moves a slow request to the I/O thread, where the timeout
+    /// applies.
+    pub(super) async fn send_request_task(
+        self: Arc<Self>,
+        lease: Arc<LocalLease>,
+        call: SentCall,
+        until: Moment,
+        _running: RunningTask,
+    ) {
+        let panicked = OnPanic::new(|| self.on_request_panic(&lease));
+        self.poll_first_call(&lease, call, until).await;
+        panicked.disarm();
+    }
+
+    /// Fails a request whose task panicked, and releases what it may have been granted.
+    fn on_request_panic(&self, lease: &Arc<LocalLease>) {
+        let follow_up = lease.on_request_failed(self.request_unanswered(&lease.key().resource));
+        self.renewer.follow_up(lease, follow_up);
+    }
+
+    /// Polls the first call for as long as the caller does. If it fails, or moves to the I/O thread, goes on with
+    /// `retry_until_answered`.
+    async fn poll_first_call(self: &Arc<Self>, lease: &Arc<LocalLease>, call: SentCall, until: Moment) {
+        let mut pending = self.backend.acquire(&lease.request);
+        // `Ready(Pending)`: the call has moved to the I/O thread, and the timeout applies from here.
+        let first = poll_fn(|context| match pending.as_mut().poll(context) {
+            Poll::Pending if lease.call_in_flight.is_polled_by_caller() => Poll::Pending,
+            first => Poll::Ready(first),
+        });
+        let first = first.await;
+        if let Poll::Ready(answer @ Ok(_)) = &first {
+            self.telemetry.record_answer(CallKind::Acquire, answer, call.sent_at, || self.clock.now());
+        }
+        let pending: PendingAnswer<'_> = match first {
+            Poll::Ready(Ok(answer)) => {
+                drop(pending);
+                let answered = AnsweredRequest { call, answer, earlier_try_may_run: false };
+                return self.on_answer(lease, answered, self.clock.now());
+            }
+            // The retry loop handles the error.
+            Poll::Ready(Err(error)) => Box::pin(future::ready(Err(error))),
+            Poll::Pending => pending,
+        };
+        // Boxed, so that the usual task stays small.
+        match Box::pin(self.retry_until_answered(lease, call, pending, until)).await {
+            Ok(answered) => self.on_answer(lease, answered, self.clock.now()),
+            Err(follow_up) => self.renewer.follow_up(lease, follow_up),
+        }
+    }
+
+    fn on_answer(self: &Arc<Self>, lease: &Arc<LocalLease>, answered: AnsweredRequest, now: Moment) {
+        let AnsweredRequest { call, answer, earlier_try_may_run } = answered;
+        if let Decision::Queued(position) = &answer.value {
+            telemetry::record_queued(position);
+        }
+        let refused = matches!(answer.value, Decision::Busy(_) | Decision::WrongShape { .. });
+        let follow_up = lease.on_decision(answer.value, call, answer.belief, now);
+        self.renewer.follow_up(lease, follow_up);
+        if refused && earlier_try_may_run {
+            self.spawn_release(lease, Outcome::Cancelled);
+        }
+        self.renewer.on_incarnation(answer.incarnation);
+    }
+
+    /// Waits for the answer, and sends the request again with the same id while its outcome is unknown.
+    ///
+    /// On failure, passes the error to the caller of `acquire` and returns the follow-up.
+    async fn retry_until_answered<'a>(
+        &'a self,
+        lease: &'a LocalLease,
+        mut call: SentCall,
+        mut pending: PendingAnswer<'a>,
+        until: Moment,
+    ) -> Result<AnsweredRequest, FollowUp> {
+        let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+        let mut earlier_try_may_run = false;
+        loop {
+            let answer = tokio::select! {
+                biased;
+                answer = &mut pending => answer,
+                () = self.closed() => return Err(self.give_up_request(lease, pending, Error::closed()).await),
+                () = self.clock.sleep_until(until) => {
+                    let error = self.request_unanswered(&lease.key().resource);
+                    return Err(self.give_up_request(lease, pending, error).await);
+                }
+            };
+            self.telemetry.record_answer(CallKind::Acquire, &answer, call.sent_at, || self.clock.now());
+            let error = match answer {
+                Ok(answer) => return Ok(AnsweredRequest { call, answer, earlier_try_may_run }),
+                Err(error) => error,
+            };
+            earlier_try_may_run |= error.outcome_unknown();
+            let now = self.clock.now();
+            // The server may have restarted before it answered: retry, though not beyond `until`.
+            let worth_retrying = earlier_try_may_run && error.is_outage();
+            if !worth_retrying || self.is_closed() || now >= until || lease.caller_left() {
+                let error = if earlier_try_may_run { error.maybe_done() } else { error };
+                return Err(lease.on_request_failed(error.about(&lease.key().resource)));
+            }
+            self.clock.sleep_until(now.after(backoff.pause()).min(until)).await;
+            call = lease.number_call(self.clock.now());
+            pending = self.backend.acquire(&lease.request);
+        }
+    }
+
+    /// Fails the request for its caller now, then waits up to `LATE_ANSWER_WAIT` for an answer before the lease is
+    /// released.
+    ///
+    /// A release that is sent while the request is in flight may overtake it:
+    /// 1. the request is on its way  2. the release arrives by another connection and finds nothing
+    /// 3. the request is carried out, and nobody releases its lease before the ttl ends it.
+    async fn give_up_request(&self, lease: &LocalLease, pending: PendingAnswer<'_>, error: Error) -> FollowUp {
+        let follow_up = lease.on_request_failed(error.maybe_done().about(&lease.key().resource));
+        tokio::select! {
+            biased;
+            _late = catch_panic(pending) => {}
+            () = self.clock.sleep_until(self.clock.now().after(LATE_ANSWER_WAIT)) => {}
+        }
+        follow_up
+    }
+
+    fn request_unanswered(&self, resource: &Resource) -> Error {
+        Error::unanswered(format!("{resource} on {}: the request was not answered in time", self.kind))
+    }
+}
