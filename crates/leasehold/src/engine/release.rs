@@ -26,7 +26,7 @@ use crate::{
 
 /// How long one try may take, and how long tries go on once the instance is
 /// closed: long enough for a slow server, short enough for a process that wants to exit.
-const RELEASE_LIMIT: Duration = Duration::from_secs(3);
+pub(super) const RELEASE_LIMIT: Duration = Duration::from_secs(3);
 
 /// Who polls the first try of a release.
 #[derive(Clone, Copy, PartialEq, Eq)]

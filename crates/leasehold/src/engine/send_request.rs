@@ -12,15 +12,17 @@ use super::{
     Engine, RunningTask,
     local_lease::{FollowUp, LocalLease, SentCall},
     panics::{OnPanic, catch_panic},
+    release::RELEASE_LIMIT,
     telemetry::{self, CallKind},
 };
 use crate::{
     Error, Result,
-    backend::Backoff,
+    backend::{Backoff, Liveness},
     lease::{Answer, Decision, Moment, Outcome, Resource},
 };
 
-/// How long to wait for the answer to an abandoned request before releasing what it may have been granted.
+/// How long to wait for the answer to an abandoned request before releasing what it may have been granted, if the ttl ends
+/// a lease that this release misses.
 const LATE_ANSWER_WAIT: Duration = Duration::from_secs(1);
 
 /// The answer to a request.
@@ -158,20 +160,32 @@ impl Engine {
         }
     }
 
-    /// Fails the request for its caller now, then waits up to `LATE_ANSWER_WAIT` for an answer before the lease is
-    /// released.
+    /// Fails the request for its caller now, then waits for an answer before the lease is released: up to
+    /// `LATE_ANSWER_WAIT` if the ttl ends the lease, otherwise as long as it takes.
     ///
     /// A release that is sent while the request is in flight may overtake it:
     /// 1. the request is on its way  2. the release arrives by another connection and finds nothing
-    /// 3. the request is carried out, and nobody releases its lease before the ttl ends it.
+    /// 3. the request is carried out, and nobody releases its lease before the ttl ends it. Where the lease lasts as long
+    /// as the process, nobody would release it at all.
     async fn give_up_request(&self, lease: &LocalLease, pending: PendingAnswer<'_>, error: Error) -> FollowUp {
         let follow_up = lease.on_request_failed(error.maybe_done().about(&lease.key().resource));
         tokio::select! {
             biased;
             _late = catch_panic(pending) => {}
-            () = self.clock.sleep_until(self.clock.now().after(LATE_ANSWER_WAIT)) => {}
+            () = self.late_answer_limit(lease) => {}
         }
         follow_up
+    }
+
+    async fn late_answer_limit(&self, lease: &LocalLease) {
+        let ends_by_ttl = lease.is_detached() || self.backend.guarantees().liveness == Liveness::Ttl;
+        let limit = if ends_by_ttl {
+            LATE_ANSWER_WAIT
+        } else {
+            self.closed().await;
+            RELEASE_LIMIT
+        };
+        self.clock.sleep_until(self.clock.now().after(limit)).await;
     }
 
     fn request_unanswered(&self, resource: &Resource) -> Error {

@@ -9,11 +9,13 @@ use std::{
 
 use leasehold::{
     ErrorKind, Leasehold,
+    backend::Backend,
     backends::memory::MemoryBackend,
     clock::{Clock, ManualClock},
     lease::{Ending, Outcome},
 };
 use leasehold_conformance::{BackendCall, Faulty};
+use tokio::sync::Semaphore;
 
 use crate::{
     bench::{Bench, TTL, leases, locks, on_bench, run, soon, ticking},
@@ -137,6 +139,41 @@ fn closing_gives_a_request_on_its_way_time_to_arrive_before_it_is_given_back() {
         gate.open();
         closing.join_all().await.remove(0).unwrap();
         assert_eq!((bench.faulty.count(BackendCall::Release), leases(&bench.truth).await), (1, 0));
+    });
+}
+
+#[test]
+fn a_lease_that_no_clock_ends_is_not_released_before_its_request_is_answered() {
+    run(async {
+        let clock = ManualClock::new();
+        let scripted = Scripted::new(MemoryBackend::private(Arc::new(clock.clone())));
+        scripted.end_leases_with_process();
+        let gate = Arc::new(Semaphore::new(0));
+        let closed = Arc::clone(&gate);
+        scripted.before_calls(move |call| {
+            let gate = Arc::clone(&closed);
+            async move {
+                if call == BackendCall::Acquire {
+                    gate.acquire().await.unwrap().forget();
+                }
+            }
+        });
+        let locks = locks(&clock, Arc::clone(&scripted) as Arc<dyn Backend>);
+        let lock = locks.mutex("r");
+        let tried = tokio::spawn(async move { lock.try_acquire().await.map(|guard| guard.is_some()) });
+        soon("the try ends", async || {
+            clock.advance(Duration::from_millis(500));
+            tried.is_finished()
+        })
+        .await;
+        assert!(tried.await.unwrap().unwrap_err().outcome_unknown());
+        for _ in 0..50 {
+            clock.advance(Duration::from_millis(500));
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(scripted.releases(), 0, "the request would be carried out after the release");
+        gate.add_permits(1);
+        soon("it is released", async || scripted.releases() == 1 && leases(&locks).await == 0).await;
     });
 }
 

@@ -16,8 +16,8 @@ use async_trait::async_trait;
 use leasehold::{
     Fence, Resource, Result,
     backend::{
-        Answer, Backend, Belief, Decision, EventStream, Finding, Guarantees, Hint, HintSender, Hints, Inspect, Renewal,
-        Request,
+        Answer, Backend, Belief, Decision, EventStream, Finding, Guarantees, Hint, HintSender, Hints, Inspect,
+        Liveness, Renewal, Request,
     },
     backends::memory::MemoryBackend,
     lease::{
@@ -46,6 +46,7 @@ pub(crate) struct Scripted {
     renewals: AtomicUsize,
     releases: Mutex<Vec<LeaseId>>,
     without_events: AtomicBool,
+    ends_with_process: AtomicBool,
     dropped: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
@@ -71,6 +72,7 @@ impl Scripted {
             renewals: AtomicUsize::new(0),
             releases: Mutex::default(),
             without_events: AtomicBool::new(false),
+            ends_with_process: AtomicBool::new(false),
             dropped: Mutex::new(None),
         })
     }
@@ -119,6 +121,11 @@ impl Scripted {
         *self.standing.lock() = Box::new(change);
     }
 
+    /// Guarantees from now on that no clock ends a lease.
+    pub(crate) fn end_leases_with_process(&self) {
+        self.ends_with_process.store(true, Ordering::SeqCst);
+    }
+
     /// Watches from now on report nothing.
     pub(crate) fn lose_events(&self) {
         self.without_events.store(true, Ordering::SeqCst);
@@ -142,6 +149,11 @@ impl Scripted {
         self.releases.lock().contains(&id)
     }
 
+    /// How many releases came.
+    pub(crate) fn releases(&self) -> usize {
+        self.releases.lock().len()
+    }
+
     fn belief(&self) -> Belief {
         self.belief.lock().clone()
     }
@@ -156,7 +168,11 @@ impl fmt::Debug for Scripted {
 #[async_trait]
 impl Backend for Scripted {
     fn guarantees(&self) -> Guarantees {
-        self.memory.guarantees()
+        let mut guarantees = self.memory.guarantees();
+        if self.ends_with_process.load(Ordering::SeqCst) {
+            guarantees.liveness = Liveness::Process;
+        }
+        guarantees
     }
 
     fn hints(&self) -> Hints {
