@@ -198,6 +198,7 @@ fn inherited_calls(url: &str) {
         }
     }
     assert!(wrong.is_empty(), "on {url}: {wrong:?}");
+    looks_at_a_lease_that_threads_use(&held);
     let child = fork_child(|| {
         let state = (held.guard().health(), held.guard().loss());
         state == (LeaseHealth::Lost, Some(Loss::Gone))
@@ -205,6 +206,34 @@ fn inherited_calls(url: &str) {
     assert_eq!(status_of(child, "health and loss"), 0, "on {url}: the child holds what its parent holds");
     held.assert_undisturbed();
     held.release();
+}
+
+/// Forks while other threads look at the lease: what they have locked stays locked in the child.
+fn looks_at_a_lease_that_threads_use(held: &Held) {
+    let lease = held.guard().lease();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    let _ = (lease.metadata(), lease.mode());
+                }
+            });
+        }
+        for _ in 0..30 {
+            let child = fork_child(|| {
+                let _ = (lease.fence(), lease.mode(), lease.metadata(), lease.handle(), lease.acquired_at());
+                let _ = (lease.waited(), lease.ttl(), lease.remaining(), format!("{lease:?}"));
+                true
+            });
+            let status = catch_unwind(|| status_of(child, "a look at a lease"));
+            if status.as_ref().ok() != Some(&0) {
+                done.store(true, Relaxed);
+            }
+            assert_eq!(status.ok(), Some(0));
+        }
+        done.store(true, Relaxed);
+    });
 }
 
 #[test]

@@ -31,7 +31,7 @@ pub struct Guard {
 impl Guard {
     /// Creates the first guard of a granted lease.
     pub(crate) fn new(engine: Arc<Engine>, local: Arc<LocalLease>) -> Self {
-        Self { lease: Some(Lease { engine, local }), if_dropped: || Outcome::Completed }
+        Self { lease: Some(Lease::new(engine, local)), if_dropped: || Outcome::Completed }
     }
 
     /// Sets the outcome to record if the guard is dropped instead of released.
@@ -116,7 +116,7 @@ impl Guard {
             .guards
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |guards| (guards > 0).then_some(guards + 1))
             .ok()?;
-        let lease = Lease { engine: Arc::clone(engine), local };
+        let lease = Lease::new(Arc::clone(engine), local);
         Some(Self { lease: Some(lease), if_dropped: || Outcome::Completed })
     }
 

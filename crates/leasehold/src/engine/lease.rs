@@ -36,9 +36,17 @@ const RENEW_LIMIT: Duration = Duration::from_secs(3);
 pub struct Lease {
     pub(super) engine: Arc<Engine>,
     pub(super) local: Arc<LocalLease>,
+    /// A copy, so that it can be read in a forked child, where another thread may have locked the state for ever.
+    hold: Hold,
 }
 
 impl Lease {
+    /// A view of a lease that has been granted.
+    pub(super) fn new(engine: Arc<Engine>, local: Arc<LocalLease>) -> Self {
+        let hold = local.hold().expect("a Lease is created only after its grant");
+        Self { engine, local, hold }
+    }
+
     /// Returns the resource that is locked.
     pub fn resource(&self) -> &Resource {
         &self.local.key().resource
@@ -56,22 +64,22 @@ impl Lease {
 
     /// Returns the fence of the grant. It is higher than that of every earlier grant of the resource.
     pub fn fence(&self) -> Fence {
-        self.hold().grant.fence
+        self.hold.grant.fence
     }
 
     /// Returns the mode: exclusive, shared, permit or leader.
     pub fn mode(&self) -> Mode {
-        self.local.claim().mode()
+        if self.engine.is_inherited() { self.local.request.claim } else { self.local.claim() }.mode()
     }
 
     /// Returns when the lease was granted, by a wall clock; for display only.
     pub fn acquired_at(&self) -> Timestamp {
-        self.hold().grant.acquired_at
+        self.hold.grant.acquired_at
     }
 
     /// Returns how long the caller waited for the lease.
     pub fn waited(&self) -> Duration {
-        self.hold().waited
+        self.hold.waited
     }
 
     /// Returns how long the lease lives without a renewal.
@@ -81,7 +89,7 @@ impl Lease {
 
     /// Returns the metadata that others see.
     pub fn metadata(&self) -> Metadata {
-        self.local.metadata()
+        if self.engine.is_inherited() { self.local.request.metadata.clone() } else { self.local.metadata() }
     }
 
     /// Returns how long the lease stays valid without another renewal.
@@ -195,7 +203,7 @@ impl Lease {
     pub(crate) fn held(engine: &Arc<Engine>, key: &LeaseKey) -> Result<Option<Self>> {
         engine.check_not_inherited()?;
         let local = engine.renewer.find_held(key);
-        Ok(local.map(|local| Self { engine: Arc::clone(engine), local }))
+        Ok(local.map(|local| Self::new(Arc::clone(engine), local)))
     }
 
     /// Releases a lease that has no guard.
@@ -211,10 +219,6 @@ impl Lease {
     pub(crate) fn lost_error(&self) -> Error {
         // No reason is recorded yet if another thread is ending the lease just now.
         Error::lost(self.resource(), self.engine.kind, self.fence(), self.end_reason().unwrap_or(Loss::Gone))
-    }
-
-    fn hold(&self) -> Hold {
-        self.local.hold().expect("a Lease is created only after its grant")
     }
 }
 
