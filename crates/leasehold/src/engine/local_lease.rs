@@ -280,8 +280,9 @@ impl LocalLease {
         Moment::from_micros(self.renew_at.load(Ordering::SeqCst))
     }
 
-    pub(crate) fn is_waiting(&self) -> bool {
-        matches!(self.state.lock().phase, Phase::Waiting)
+    /// Returns whether it may wait: an answer that says so may be on its way.
+    pub(crate) fn may_wait(&self) -> bool {
+        matches!(self.state.lock().phase, Phase::Requested | Phase::Waiting)
     }
 
     pub(crate) fn is_held(&self) -> bool {
@@ -297,6 +298,7 @@ impl LocalLease {
         }
         self.pause_renewals();
         state.hint = None;
+        state.renew_again = false;
         Some(self.renewal())
     }
 
@@ -319,10 +321,10 @@ impl LocalLease {
         FollowUp::Schedule
     }
 
+    /// The demand stays until a renewal begins: the answer to an older call may set another time before.
     fn request_renewal_locked(&self, state: &mut LocalState, now: Moment) {
-        if self.renew_at() == Moment::NEVER {
-            state.renew_again = true;
-        } else {
+        state.renew_again = true;
+        if self.renew_at() != Moment::NEVER {
             self.set_renew_at(now);
         }
     }
@@ -385,7 +387,8 @@ impl LocalLease {
                     let answer = LastAnswer { sent_at: call.sent_at, belief: belief.clone() };
                     let _in_time = self.validity.extend(now, self.deadline_after(&answer, renewal.ttl));
                 }
-                FollowUp::Nothing
+                // A scan by the timer may have left the lease out meanwhile, because its deadline had passed.
+                FollowUp::Schedule
             }
             Standing::Holding(_) => {
                 state.newest_renewal = call.number;
@@ -400,13 +403,13 @@ impl LocalLease {
                     return self.lose_and_release(state, self.validity.reason_at(now));
                 }
                 let renew_at = self.renew_time(&state, call.sent_at);
-                self.schedule_renewal(&mut state, renew_at, now);
+                self.schedule_renewal(&state, renew_at, now);
                 FollowUp::Schedule
             }
             // 1. A renewal is sent. 2. The backend answers: waiting. 3. It grants, and the push arrives here.
             // 4. The answer arrives. Only an answer to a renewal that was sent after 3 takes the grant away.
             Standing::Waiting(_) if call.number <= sent_before => {
-                self.schedule_renewal(&mut state, now, now);
+                self.schedule_renewal(&state, now, now);
                 FollowUp::Schedule
             }
             // The backend demoted a holder to a waiter: release its position too.
@@ -462,7 +465,7 @@ impl LocalLease {
         let max = renew_every(self.ttl()) / 3;
         let pause =
             state.renew_retry.get_or_insert_with(|| Box::new(Backoff::new(Duration::from_millis(50), max))).pause();
-        self.schedule_renewal(&mut state, now.after(pause), now);
+        self.schedule_renewal(&state, now.after(pause), now);
         FollowUp::Schedule
     }
 
@@ -677,7 +680,7 @@ impl LocalLease {
         state.renew_retry = None;
         let sent_at = state.last_answer.as_ref().map_or(now, |answer| answer.sent_at);
         let renew_at = self.renew_time(&state, sent_at);
-        self.schedule_renewal(&mut state, renew_at, now);
+        self.schedule_renewal(&state, renew_at, now);
         wake(state);
         FollowUp::Schedule
     }
@@ -702,7 +705,7 @@ impl LocalLease {
         let ask_at = pause.map_or(Moment::NEVER, |pause| now.after(pause.max(Duration::from_millis(1))));
         let limit = self.first_waiter_limit(&state, position, now);
         let renew_at = ask_at.min(limit).min(self.renew_time(&state, sent_at));
-        self.schedule_renewal(&mut state, renew_at, now);
+        self.schedule_renewal(&state, renew_at, now);
         if state.hint.is_some() {
             return self.apply_grant_hint(state, now);
         }
@@ -814,10 +817,9 @@ impl LocalLease {
         }
     }
 
-    /// Schedules the next renewal once no call is in flight: at `renew_at`, or now if a hint arrived in between.
-    fn schedule_renewal(&self, state: &mut LocalState, renew_at: Moment, now: Moment) {
-        let again = std::mem::take(&mut state.renew_again);
-        self.set_renew_at(if again { now } else { renew_at });
+    /// Schedules the next renewal once no call is in flight: at `renew_at`, or now if one was requested in between.
+    fn schedule_renewal(&self, state: &LocalState, renew_at: Moment, now: Moment) {
+        self.set_renew_at(if state.renew_again { now } else { renew_at });
     }
 
     /// `SeqCst`: a scan of the schedule clears the bound of a shard, then reads this; neither may be reordered.

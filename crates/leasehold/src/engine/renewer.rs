@@ -279,7 +279,7 @@ impl Renewer {
             }
             Hint::Evicted { id } => update(id, &|lease| lease.on_evict_hint(now)),
             Hint::Changed { resource } => {
-                self.renew_now(|lease| lease.key().resource == resource && lease.is_waiting());
+                self.renew_now(|lease| lease.key().resource == resource && lease.may_wait());
             }
             Hint::Missed => {
                 for lease in self.schedule.all(|_| true) {
@@ -312,7 +312,7 @@ impl Renewer {
             leases.push((lease, call));
             renewals.push(renewal);
         }
-        let timeout = renewals.iter().map(|renewal| renew_every(renewal.ttl)).min().unwrap_or_default();
+        let timeout = leases.iter().map(|(lease, _)| lease.renewal_timeout()).min().unwrap_or_default();
         let panicked = OnPanic::new(|| {
             for (lease, _) in &leases {
                 self.follow_up(lease, lease.on_renew_failed(self.clock.now()));

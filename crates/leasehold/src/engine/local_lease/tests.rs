@@ -98,6 +98,30 @@ fn an_answer_older_than_the_grant_renews_again_and_a_newer_one_ends_the_lease() 
 }
 
 #[test]
+fn a_renewal_that_was_requested_is_not_put_off_by_the_answer_to_an_older_call() {
+    let lease = held(|_| {}, Belief::Ttl);
+    let older = lease.number_call(at(1));
+    assert_eq!(lease.on_evict_hint(at(2)), FollowUp::Schedule);
+    assert_eq!(apply_standing(&lease, Standing::Holding(grant(7)), older, at(3)), FollowUp::Schedule);
+    assert_eq!(lease.renew_at(), at(3), "the eviction is looked into at once");
+    assert!(lease.begin_renewal().is_some());
+    let newer = lease.number_call(at(3));
+    assert_eq!(apply_standing(&lease, Standing::Holding(grant(7)), newer, at(4)), FollowUp::Schedule);
+    assert!(lease.renew_at() > at(4), "once is enough");
+}
+
+#[test]
+fn a_change_that_is_heard_of_before_the_answer_is_looked_into_after_it() {
+    let lease = lease(|_| {});
+    let call = lease.number_call(at(0));
+    assert!(lease.may_wait());
+    assert_eq!(lease.request_renewal(at(1)), FollowUp::Schedule);
+    let queued = Decision::Queued(position(7));
+    assert_eq!(lease.on_decision(queued, call, Belief::Process, at(2)), FollowUp::Schedule);
+    assert_eq!(lease.renew_at(), at(2));
+}
+
+#[test]
 fn a_provisional_grant_is_only_asked_about() {
     let lease = waiting();
     assert_eq!(lease.on_grant_hint(Fence::new(8), true, at(5), Timestamp::default()), FollowUp::Schedule);
