@@ -181,6 +181,8 @@ pub(crate) enum FollowUp {
     Release,
     /// Remove the lease from the schedule, and report the loss to the log and the metrics.
     Lost,
+    /// Release a lease whose loss has been reported: the backend still has it.
+    ReleaseLost,
 }
 
 /// The result of a request, for the caller of `acquire`.
@@ -374,6 +376,12 @@ impl LocalLease {
             Phase::Waiting => return self.on_standing_while_waiting(state, standing, call, belief, now),
             Phase::Granted { grant, sent_before } => (grant.fence, *sent_before),
             Phase::Held(hold) => (hold.grant.fence, hold.sent_before),
+            // The timer was faster than this answer, by which the backend extended the lease.
+            Phase::Ended(_)
+                if matches!(standing, Standing::Holding(_)) && self.validity.loss() == Some(Loss::RenewTimeout) =>
+            {
+                return FollowUp::ReleaseLost;
+            }
             Phase::Requested | Phase::Refused(_) | Phase::Ended(_) => return FollowUp::Nothing,
         };
         match standing {

@@ -177,6 +177,11 @@ impl Renewer {
                 }
                 engine.spawn_release(lease, if loss == Some(Loss::MaxHold) { Outcome::MaxHold } else { outcome });
             }
+            FollowUp::ReleaseLost => {
+                if let Some(engine) = self.engine.upgrade() {
+                    engine.spawn_release(lease, outcome);
+                }
+            }
         }
     }
 

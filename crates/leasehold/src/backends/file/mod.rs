@@ -356,10 +356,24 @@ impl Inspect for FileBackend {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{thread, time::Duration};
 
     use super::*;
     use crate::{clock::SystemClock, threads};
+
+    #[tokio::test]
+    async fn no_operation_runs_on_the_io_thread() {
+        let root = tempfile::tempdir().unwrap();
+        let url = format!("file://{}", root.path().display());
+        let options = FileOptions::from_url(&url, "test", Arc::new(SystemClock)).unwrap();
+        let backend = FileBackend::open(options).await.unwrap();
+        let operation = |_: &FileInstance, _| Ok(Some(thread::current().name().unwrap_or_default().to_owned()));
+        let here = backend.run(operation).await.unwrap();
+        assert_eq!(thread::current().name(), Some(here.as_str()), "a caller's thread does it while it is fast");
+        let calling = async move { backend.run(operation).await };
+        let there = threads::of_process().unwrap().io.spawn(calling).await.unwrap().unwrap();
+        assert_ne!(there, "leasehold-io");
+    }
 
     #[tokio::test]
     async fn a_backend_that_ends_on_the_io_thread_removes_its_files_elsewhere() {

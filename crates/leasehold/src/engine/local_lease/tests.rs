@@ -111,6 +111,16 @@ fn a_renewal_that_was_requested_is_not_put_off_by_the_answer_to_an_older_call() 
 }
 
 #[test]
+fn a_lease_that_the_backend_extended_too_late_is_released() {
+    let lease = held(|_| {}, Belief::Ttl);
+    let late = lease.number_call(at(20));
+    assert_eq!(lease.on_deadline(at(30)), FollowUp::Lost);
+    assert_eq!(apply_standing(&lease, Standing::Gone, late, at(31)), FollowUp::Nothing);
+    assert_eq!(apply_standing(&lease, Standing::Holding(grant(7)), late, at(31)), FollowUp::ReleaseLost);
+    assert_eq!(lease.validity.loss(), Some(Loss::RenewTimeout));
+}
+
+#[test]
 fn a_change_that_is_heard_of_before_the_answer_is_looked_into_after_it() {
     let lease = lease(|_| {});
     let call = lease.number_call(at(0));
