@@ -5,6 +5,9 @@
 #![cfg(all(unix, feature = "file", feature = "memory"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by its panic")]
 
+#[cfg(feature = "postgres")]
+mod postgres_schema;
+
 use std::{
     env,
     future::pending,
@@ -414,20 +417,32 @@ fn lines_of(process: &mut Child) -> impl Iterator<Item = String> + use<> {
     BufReader::new(process.stdout.take().unwrap()).lines().map_while(io::Result::ok)
 }
 
-#[test]
-fn a_parent_that_is_killed_beside_an_idle_child_frees_its_lease() {
-    let root = tempfile::tempdir().unwrap();
-    let mut parent = start("idle child", &file_url(root.path()));
+/// Kills a process that holds the lease and has an idle child; another process gets it within this wait.
+fn kill_beside_an_idle_child(url: &str, wait: Duration) {
+    let mut parent = start("idle child", url);
     let child = lines_of(&mut parent).find_map(|line| line.rsplit_once("child ")?.1.parse().ok()).unwrap();
     let runtime = runtime();
-    let locks = runtime.block_on(Leasehold::connect(&file_url(root.path()))).unwrap();
+    let locks = runtime.block_on(Leasehold::connect(url)).unwrap();
     let before = runtime.block_on(locks.mutex("held").try_acquire()).unwrap();
     parent.kill().unwrap();
     parent.wait().unwrap();
-    let after = runtime.block_on(locks.mutex("held").try_acquire());
+    let after = runtime.block_on(locks.mutex("held").wait(wait).acquire());
     kill(child);
     assert!(before.is_none(), "the parent holds it");
-    assert!(after.unwrap().is_some(), "the idle child keeps its parent's lease");
+    after.expect("the idle child keeps its parent's lease");
+}
+
+#[test]
+fn a_parent_that_is_killed_beside_an_idle_child_frees_its_lease() {
+    let root = tempfile::tempdir().unwrap();
+    kill_beside_an_idle_child(&file_url(root.path()), Duration::ZERO);
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn a_parent_that_is_killed_beside_an_idle_child_frees_what_its_connection_keeps() {
+    let server = postgres_schema::server_with_schema(&[]);
+    kill_beside_an_idle_child(&format!("{}?liveness=connection", server.url()), LIMIT);
 }
 
 // ---- ids ----

@@ -1,4 +1,5 @@
-//! Connects by a socket of our own, so that a child process can inherit the session that leases are bound to.
+//! Connects by a socket of our own, so that a child process can inherit the session that leases are bound to, and a forked
+//! one does not.
 
 use std::{
     io,
@@ -10,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use leasehold_fork::{Registration, close_in_child};
 use rustix::net::sockopt;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -23,41 +25,79 @@ use tokio_postgres::{
 };
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-/// A socket to the server, of either kind.
+/// A socket to the server, which a forked child closes.
 #[derive(Debug)]
-pub(super) enum Socket {
+pub(super) struct Socket {
+    // Dropped before the descriptor.
+    _closed_in_child: Registration,
+    stream: Stream,
+}
+
+#[derive(Debug)]
+enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
+impl Socket {
+    fn new(stream: Stream) -> io::Result<Self> {
+        let closed_in_child = match &stream {
+            Stream::Tcp(stream) => close_in_child(stream.as_fd())?,
+            Stream::Unix(stream) => close_in_child(stream.as_fd())?,
+        };
+        Ok(Self { _closed_in_child: closed_in_child, stream })
+    }
+}
+
+/// A duplicate of a connection's socket, which a forked child closes, too: its own duplicates keep the session alive.
+#[derive(Debug)]
+pub(in crate::backends::postgres) struct SessionSocket {
+    // Dropped before the descriptor.
+    _closed_in_child: Registration,
+    fd: OwnedFd,
+}
+
+impl SessionSocket {
+    fn of(stream: &impl AsFd) -> io::Result<Self> {
+        let fd = stream.as_fd().try_clone_to_owned()?;
+        Ok(Self { _closed_in_child: close_in_child(fd.as_fd())?, fd })
+    }
+
+    /// A duplicate that a child process may inherit.
+    pub(in crate::backends::postgres) fn inheritable(&self) -> io::Result<OwnedFd> {
+        // Open across exec, unlike all that this process opens for itself.
+        Ok(rustix::io::dup(&self.fd)?)
+    }
+}
+
 impl AsyncRead for Socket {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_read(cx, buffer),
-            Self::Unix(stream) => Pin::new(stream).poll_read(cx, buffer),
+        match &mut self.get_mut().stream {
+            Stream::Tcp(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Stream::Unix(stream) => Pin::new(stream).poll_read(cx, buffer),
         }
     }
 }
 
 impl AsyncWrite for Socket {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
-            Self::Unix(stream) => Pin::new(stream).poll_write(cx, bytes),
+        match &mut self.get_mut().stream {
+            Stream::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Stream::Unix(stream) => Pin::new(stream).poll_write(cx, bytes),
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Unix(stream) => Pin::new(stream).poll_flush(cx),
+        match &mut self.get_mut().stream {
+            Stream::Tcp(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Unix(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
+        match &mut self.get_mut().stream {
+            Stream::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }
@@ -68,7 +108,7 @@ type TlsStream = <<MakeRustlsConnect as MakeTlsConnect<Socket>>::TlsConnect as T
 pub(super) struct OpenConnection {
     pub(super) client: Client,
     pub(super) driver: tokio_postgres::Connection<Socket, TlsStream>,
-    pub(super) socket: OwnedFd,
+    pub(super) socket: SessionSocket,
 }
 
 /// The address of one of the servers in the URL.
@@ -114,13 +154,13 @@ pub(super) async fn dial(
     limit: Duration,
 ) -> Result<Result<OpenConnection, tokio_postgres::Error>, io::Error> {
     timeout(limit, async {
-        let (stream, socket): (Socket, OwnedFd) = match &server.endpoint {
+        let (stream, socket) = match &server.endpoint {
             Endpoint::Name(name, port) => over_tcp(TcpStream::connect((name.as_str(), *port)).await?)?,
             Endpoint::Address(address, port) => over_tcp(TcpStream::connect((*address, *port)).await?)?,
             Endpoint::Path(path) => {
                 let stream = UnixStream::connect(path).await?;
-                let socket = stream.as_fd().try_clone_to_owned()?;
-                (Socket::Unix(stream), socket)
+                let socket = SessionSocket::of(&stream)?;
+                (Socket::new(Stream::Unix(stream))?, socket)
             }
         };
         let tls = MakeTlsConnect::<Socket>::make_tls_connect(&mut tls.clone(), &server.name);
@@ -131,11 +171,11 @@ pub(super) async fn dial(
     .unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}"))))
 }
 
-fn over_tcp(stream: TcpStream) -> io::Result<(Socket, OwnedFd)> {
+fn over_tcp(stream: TcpStream) -> io::Result<(Socket, SessionSocket)> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(&stream, true)?;
     sockopt::set_tcp_keepidle(&stream, Duration::from_secs(5))?;
     sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(2))?;
-    let socket = stream.as_fd().try_clone_to_owned()?;
-    Ok((Socket::Tcp(stream), socket))
+    let socket = SessionSocket::of(&stream)?;
+    Ok((Socket::new(Stream::Tcp(stream))?, socket))
 }

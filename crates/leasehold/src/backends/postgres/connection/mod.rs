@@ -9,7 +9,6 @@ mod tls;
 use std::{
     future::poll_fn,
     io,
-    os::fd::OwnedFd,
     sync::{Arc, OnceLock, atomic::AtomicBool},
 };
 
@@ -28,6 +27,7 @@ use tokio_postgres::{
 use uuid::Uuid;
 
 pub(super) use self::{
+    dial::SessionSocket,
     lazy::{LazyConnection, Reply},
     router::ConnectionRouter,
     tls::Tls,
@@ -88,14 +88,14 @@ pub(super) struct Connection {
     sending: Mutex<()>,
     pub(super) server_info: ServerInfo,
     /// Its socket, where a child may inherit it.
-    pub(super) socket: Option<Arc<OwnedFd>>,
+    pub(super) socket: Option<Arc<SessionSocket>>,
 }
 
 /// A client, its driver task, and its socket if we opened it.
 struct RawConnection {
     client: Client,
     driver: AbortHandle,
-    socket: Option<OwnedFd>,
+    socket: Option<SessionSocket>,
 }
 
 impl Connector {

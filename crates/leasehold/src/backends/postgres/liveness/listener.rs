@@ -22,7 +22,7 @@ use crate::{
     backend::{Belief, EventHub, EventStream, Hint, HintSender, Session},
     backends::postgres::{
         SILENCE_LIMIT,
-        connection::{Connection, Connector, Notifications},
+        connection::{Connection, Connector, Notifications, SessionSocket},
         decode,
         errors::{Failure, FailureKind},
         options::LivenessOption,
@@ -69,7 +69,7 @@ pub(in crate::backends::postgres) struct Listener {
     /// The session that leases are bound to; an ended one while there is none.
     session: Mutex<Session>,
     /// The socket of that session, while it is open.
-    socket: Mutex<Weak<OwnedFd>>,
+    socket: Mutex<Weak<SessionSocket>>,
 }
 
 impl Listener {
@@ -161,8 +161,7 @@ impl Listener {
 
     /// A duplicate of the session's socket. A child that inherits it keeps the session alive.
     pub(in crate::backends::postgres) fn inheritable_socket(&self) -> Option<OwnedFd> {
-        // Open across exec, unlike all that this process opens for itself.
-        rustix::io::dup(&*self.socket.lock().upgrade()?).ok()
+        self.socket.lock().upgrade()?.inheritable().ok()
     }
 
     /// Streams events about `names` from now on.
