@@ -33,12 +33,14 @@ use crate::{
 
 /// Takes the lease and prints its handle, and nothing else.
 pub(crate) async fn run(context: &CommandContext<'_>, args: &AcquireArgs) -> Result<u8> {
-    let request = plan(args)?;
+    let mut request = plan(args)?;
     let mut signals =
         Signals::catch().map_err(|error| CommandError::unavailable(format!("cannot catch signals: {error}")))?;
     let keeper = BackgroundHolder::of_this_process()?;
-    if keeper.is_none() && is_tied(args) {
-        return keep::launch(context, args, &mut signals).await;
+    match &keeper {
+        Some(keeper) => request.began = keeper.began,
+        None if is_tied(args) => return keep::launch(context, args, request.began, &mut signals).await,
+        None => {}
     }
     let connect_retry = context.connect_retry(request.wait);
     let locks = tokio::select! {

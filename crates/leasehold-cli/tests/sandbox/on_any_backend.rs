@@ -47,6 +47,28 @@ pub(crate) fn a_stopped_waiter_leaves_the_queue(sandbox: &Sandbox) {
     until("it waits again", || sandbox.waiters("x") == 1);
     holder.signal(Signal::TERM);
     assert_eq!((holder.code(), waiter.code()), (143, 0));
+
+    // The background process of `--while-pid` leaves it, too.
+    let mut holder = sandbox.hold("x");
+    let mut command = sandbox.command("sleep");
+    command.arg("999");
+    let sleeper = Running::of(command);
+    let mut command = sandbox.leasehold(&["acquire", "x", "--while-pid", &sleeper.pid().to_string()]);
+    command.stdout(Stdio::piped());
+    let waiter = Running::of(command);
+    until("it waits", || sandbox.waiters("x") == 1);
+    waiter.signal(Signal::TSTP);
+    until("it stops", || state_of(waiter.pid()) == Some('T'));
+    assert_eq!(sandbox.keeper(), None, "nobody waits in its place");
+    until("the queue is left", || sandbox.waiters("x") == 0);
+    waiter.signal(Signal::CONT);
+    until("it waits again", || sandbox.waiters("x") == 1);
+    holder.signal(Signal::TERM);
+    assert_eq!(holder.code(), 143);
+    let kept = waiter.finish();
+    kept.assert_code(0);
+    sandbox.run(&["release", "--lease", kept.stdout.trim()]).assert_code(0);
+    until("its keeper ends", || sandbox.keeper().is_none());
 }
 
 /// Reads the report that a hook has written to this file, and removes it.
