@@ -1,10 +1,10 @@
 //! `leasehold acquire`: takes a lease and prints its handle. With `--while-pid` or `--while-fd`, a background process
 //! renews it until the named process ends.
 
-use std::{ffi::OsString, fs, io::Write, os::unix::fs::OpenOptionsExt, path::Path, time::Duration};
+use std::{cell::Cell, ffi::OsString, fs, io::Write, os::unix::fs::OpenOptionsExt, path::Path, time::Duration};
 
 use leasehold::{
-    Detached, Error, Fence, LeaseHandle, Leasehold, Outcome, Ttl,
+    Detached, Error, Fence, LeaseHandle, Leasehold, Outcome, Resource, Ttl,
     clock::{Clock, SystemClock},
     lease::Timestamp,
 };
@@ -51,7 +51,15 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &AcquireArgs) -> Res
     if request.wait != WaitLimit::Try {
         nested::refuse(&locks, &request, &AncestorLock::all(&environment)).await?;
     }
-    let command = AcquireCommand { context, args, request: &request, locks: &locks, connect_retry: &connect_retry };
+    let asked = Cell::new(&request.resource);
+    let command = AcquireCommand {
+        context,
+        args,
+        request: &request,
+        asked: &asked,
+        locks: &locks,
+        connect_retry: &connect_retry,
+    };
     match keeper {
         Some(keeper) => command.keep(keeper, &mut signals).await,
         None => command.detached(&mut signals).await,
@@ -76,15 +84,17 @@ struct AcquireCommand<'a> {
     context: &'a CommandContext<'a>,
     args: &'a AcquireArgs,
     request: &'a LockRequest,
+    asked: &'a Cell<&'a Resource>,
     locks: &'a Leasehold,
     connect_retry: &'a ConnectRetry<'a>,
 }
 
-impl AcquireCommand<'_> {
-    fn wanted(&self) -> Wanted<'_> {
+impl<'a> AcquireCommand<'a> {
+    fn wanted(&self) -> Wanted<'a> {
         Wanted {
             locks: self.locks,
-            resource: &self.request.resource,
+            all: &self.request.all,
+            asked: self.asked,
             wait: self.request.wait,
             connect_retry: self.connect_retry,
         }
@@ -115,7 +125,7 @@ impl AcquireCommand<'_> {
         let grace = kill_after(None, self.request.ttl.get())?;
         let waited = tokio::select! {
             biased;
-            waited = wait::wait(self.wanted(), async || self.request.acquire(self.locks).await, signals, self.context.output) => waited?,
+            waited = wait::wait(self.wanted(), async || self.request.acquire(self.locks, self.asked).await, signals, self.context.output) => waited?,
             () = keeper.nobody_wants_it() => {
                 wait::leave(self.locks).await;
                 return Ok(self.args.conflict_exit_code);

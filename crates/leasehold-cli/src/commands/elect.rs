@@ -1,6 +1,6 @@
 //! `leasehold elect`: a command only while leader, and who leads.
 
-use std::{ffi::OsString, time::Duration};
+use std::{cell::Cell, collections::BTreeSet, ffi::OsString, time::Duration};
 
 use leasehold::{
     Election, Guard, Leader, Leasehold, Resource, Ttl,
@@ -86,7 +86,9 @@ async fn campaign(
     if let Some(note) = shown {
         election = election.note(note);
     }
-    let wanted = Wanted { locks: &locks, resource: &resource, wait: WaitLimit::Forever, connect_retry: &connect_retry };
+    let (all, asked) = (BTreeSet::from([resource.clone()]), Cell::new(&resource));
+    let wanted =
+        Wanted { locks: &locks, all: &all, asked: &asked, wait: WaitLimit::Forever, connect_retry: &connect_retry };
     let no_longer = |does: &str| format!("{} no longer {does} {resource}", short(locks.holder().as_str()));
     let mut pause = args.backoff.first;
     loop {
