@@ -172,11 +172,19 @@ fn watched(args: &AcquireArgs) -> Result<OwnedFd> {
         None | Some(Err(Errno::SRCH)) => return Err(none()),
         Some(Err(error)) => return Err(CommandError::unavailable(format!("cannot watch process {pid}: {error}"))),
     };
-    match args.while_fd {
-        // It had this number before and after we opened it, so that it is the same process.
-        Some(fd) if pid_of(fd)? != pid => Err(none()),
-        _ => Ok(process),
+    // It had this number before and after we opened it, so that it is the same process.
+    if let Some(fd) = args.while_fd
+        && pid_of(fd)? != pid
+    {
+        return Err(none());
     }
+    let may_signal = || Pid::from_raw(pid).is_none_or(|pid| process::test_kill_process(pid) != Err(Errno::PERM));
+    if args.on_lost != OnLost::Continue && !may_signal() {
+        let words = format!("this user may not send a signal to process {pid}, which gets one if the lock is lost");
+        return Err(CommandError::usage(words)
+            .hint("run acquire as the user of that process; if it may go on without the lock: --on-lost continue"));
+    }
+    Ok(process)
 }
 
 /// The process that a pidfd of ours refers to; -1 if it has ended.
@@ -299,8 +307,12 @@ impl DetachedHolder {
             OnLost::Continue => None,
         };
         self.say_lost(&lease, loss.unwrap_or(Loss::RenewTimeout), signal, output);
-        if let Some(signal) = signal {
-            let _ended_meanwhile = pidfd_send_signal(self.process.get_ref(), signal.into());
+        // A process may have changed its user since.
+        if let Some(signal) = signal
+            && pidfd_send_signal(self.process.get_ref(), signal.into()) == Err(Errno::PERM)
+        {
+            output
+                .print(Line::warning(format!("not permitted to send {signal}: the process goes on without the lock")));
         }
         if let Some(details) = who_evicted(locks, &lease).await {
             output.print(evicted(&lease, &details));

@@ -9,17 +9,13 @@ use std::{
     process::Command,
 };
 
-use crate::sandbox::{Ran, Running, Sandbox, until};
+use crate::sandbox::{Ran, Running, Sandbox, is_root, until};
 
 /// A sandbox that other users can enter, with a home for each.
 fn open_sandbox() -> Sandbox {
     let sandbox = Sandbox::new();
     fs::set_permissions(sandbox.path("."), fs::Permissions::from_mode(0o755)).unwrap();
     sandbox
-}
-
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
 }
 
 /// The command as another user, where the tests may become one.

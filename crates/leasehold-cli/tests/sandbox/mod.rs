@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -363,6 +363,11 @@ pub(crate) fn switches(pid: i32) -> u64 {
             counts.map(|line| line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()).collect::<Vec<_>>()
         })
         .sum()
+}
+
+/// Whether the tests run as root, who can become another user.
+pub(crate) fn is_root() -> bool {
+    geteuid().is_root()
 }
 
 pub(crate) fn kill(pid: i32) {
