@@ -118,7 +118,7 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
         None => String::from("see: leasehold --help"),
     };
     let failure = CommandError::usage(message).hint(tip.unwrap_or(help));
-    let json = args.iter().any(|word| word == "--json") || environment("LEASEHOLD_JSON").is_some_and(|value| value != "0");
+    let json = args.iter().any(|word| word == "--json") || settings::wants_json(&environment);
     let log = usage::log_format(args).unwrap_or(if json { LogFormat::Json } else { LogFormat::Text });
     let style = OutputStyle { json, log, ..OutputStyle::plain() };
     Output::new(style).fail(&failure);

@@ -155,6 +155,20 @@ fn usage_errors_are_told_in_a_line_and_change_nothing() {
 }
 
 #[test]
+fn a_usage_error_is_json_where_the_environment_asks_for_it() {
+    let sandbox = Sandbox::new();
+    for (value, is_json) in [("1", true), ("true", true), ("0", false), ("false", false), ("", false)] {
+        for args in [&["frobnicate"][..], &["run", "x"]] {
+            let mut command = sandbox.leasehold(args);
+            command.env("LEASEHOLD_JSON", value);
+            let ran = Ran::of(command);
+            ran.assert_code(64);
+            assert_eq!(ran.stderr.starts_with('{'), is_json, "{value}: {ran:?}");
+        }
+    }
+}
+
+#[test]
 fn settings_that_cannot_be_used_are_78() {
     let sandbox = Sandbox::new();
     let bad = sandbox.path("bad.toml");
