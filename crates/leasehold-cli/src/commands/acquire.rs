@@ -191,9 +191,10 @@ impl<'a> AcquireCommand<'a> {
                         "backend": locks.guarantees().kind,
                     })
                     .to_string(),
-                )
+                )?
+                .required()
             } else if args.lease_file.is_none() {
-                json::print(&handle)
+                json::print(&handle)?.required()
             } else {
                 Ok(())
             }
@@ -201,11 +202,8 @@ impl<'a> AcquireCommand<'a> {
         let Err(failure) = written else { return Ok(exit::OK) };
         let released = locks.release(&taken.handle, Outcome::Cancelled).await;
         let what = if released.is_ok() { "so it was released" } else { "and it lapses by itself" };
-        let why = if failure.message.is_empty() { "nobody reads standard output" } else { &failure.message };
-        Err(CommandError::unavailable(format!(
-            "the lease on {} could not be handed over, {what}: {why}",
-            request.resource
-        )))
+        let (name, why) = (&request.resource, failure.message);
+        Err(CommandError::unavailable(format!("the lease on {name} could not be handed over, {what}: {why}")))
     }
 }
 

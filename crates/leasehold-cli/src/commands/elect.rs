@@ -195,9 +195,8 @@ async fn observe(context: &CommandContext<'_>, resource: &Resource, election: &E
                 None => format!("{at}  no leader"),
             }
         };
-        match json::print(line) {
-            Err(failure) if failure.code == exit::OK => return Ok(exit::OK),
-            printed => printed?,
+        if json::print(line)? == json::Reader::Left {
+            return Ok(exit::OK);
         }
     }
     Err(CommandError::unavailable("the event stream ended"))
