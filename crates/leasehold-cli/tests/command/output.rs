@@ -232,6 +232,13 @@ fn an_answer_keeps_its_code_when_its_reader_has_left() {
 }
 
 #[test]
+fn a_report_to_standard_output_that_nobody_reads_is_told() {
+    let sandbox = Sandbox::new();
+    let (code, stderr) = unread(&sandbox, &["run", "--report", "-", "x", "--", "true"]);
+    assert_eq!((code, stderr.as_str()), (0, "leasehold: warning: --report: nobody reads standard output\n"));
+}
+
+#[test]
 fn arguments_and_names_of_any_bytes_pass() {
     use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
     let sandbox = Sandbox::new();
