@@ -2,7 +2,9 @@
 
 use std::{
     ffi::OsString,
+    fs,
     io::IsTerminal,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -119,8 +121,7 @@ pub(crate) struct UserOnlyDirectory {
 
 impl UserOnlyDirectory {
     fn of(path: PathBuf) -> Self {
-        let in_container = ["/.dockerenv", "/run/.containerenv"].iter().any(|mark| Path::new(mark).exists());
-        Self { path, visible_to: if in_container { "this user only, in this container" } else { "this user only" } }
+        Self { path, visible_to: if is_container() { "this user only, in this container" } else { "this user only" } }
     }
 
     /// The same, with the directory and what to do about it.
@@ -131,6 +132,17 @@ impl UserOnlyDirectory {
             self.visible_to
         )
     }
+}
+
+fn is_container() -> bool {
+    ["/.dockerenv", "/run/.containerenv"].iter().any(|mark| Path::new(mark).exists())
+}
+
+/// For whom the directory of the machine is. A container has one of its own, unless a volume is mounted there.
+pub(crate) fn shared_with(machine: &Path) -> &'static str {
+    let device = |path: &Path| fs::metadata(path).map(|found| found.dev()).ok();
+    let is_own = is_container() && device(machine) == device(Path::new("/"));
+    if is_own { "for this container only" } else { "for the whole machine" }
 }
 
 fn default_namespace() -> String {
@@ -265,8 +277,6 @@ fn wants_color(choice: Color, env: Environment<'_>, is_terminal: bool) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     fn resolve(args: &[&str], variables: &[(&str, &str)]) -> Result<Settings> {

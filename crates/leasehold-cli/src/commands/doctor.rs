@@ -16,6 +16,7 @@ use crate::{
     duration::{Brief, Measured},
     exit::{self, Result},
     json, redact,
+    settings::shared_with,
     work::connect_retry::ConnectRetry,
 };
 
@@ -79,7 +80,7 @@ async fn examine(context: &CommandContext<'_>, locks: &Leasehold) -> Vec<Finding
     match (context.settings.user_only_notice(), context.settings.default_directory()) {
         (Some(directory), _) => findings.push(Finding::new(Severity::Warning, "place", directory.sentence())),
         (None, Some(Ok(place))) => {
-            let words = format!("{}, for the whole machine", place.path().display());
+            let words = format!("{}, {}", place.path().display(), shared_with(place.path()));
             findings.push(Finding::new(Severity::Ok, "place", words));
         }
         _ => {}

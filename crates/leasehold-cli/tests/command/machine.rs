@@ -6,6 +6,7 @@ use std::{
         fs::{MetadataExt, PermissionsExt},
         process::CommandExt,
     },
+    path::Path,
     process::Command,
 };
 
@@ -55,7 +56,31 @@ fn all_users_of_a_machine_meet_in_the_place_that_was_made_for_it() {
     Ran::of(sandbox.bare(&["--namespace", "other", "run", "y", "--", "true"])).assert_code(0);
     assert!(!sandbox.path("home/.local").exists() && !sandbox.path("home-65534/.local").exists());
     let doctor = Ran::of(sandbox.bare(&["doctor"]));
-    assert!(doctor.stdout.contains("for the whole machine") && !doctor.stdout.contains("only"), "{doctor:?}");
+    let is_container = ["/.dockerenv", "/run/.containerenv"].iter().any(|mark| Path::new(mark).exists());
+    let device = |path: &Path| fs::metadata(path).unwrap().dev();
+    let is_own = is_container && device(&sandbox.path("machine")) == device(Path::new("/"));
+    let words = if is_own { "machine, for this container only" } else { "machine, for the whole machine" };
+    assert!(doctor.stdout.contains(words) && !doctor.stdout.contains("this user only"), "{doctor:?}");
+}
+
+#[test]
+fn what_is_no_directory_in_the_place_of_the_machines_is_refused_with_what_to_do() {
+    let sandbox = Sandbox::new();
+    let machine = sandbox.path("machine");
+    let refused = || {
+        let ran = Ran::of(sandbox.bare(&["run", "x", "--", "true"]));
+        ran.assert_code(77);
+        assert!(ran.stderr.contains("machine, which is no directory; sudo mv "), "{ran:?}");
+        let doctor = Ran::of(sandbox.bare(&["doctor"]));
+        doctor.assert_code(1);
+        assert!(doctor.stdout.contains("which is no directory"), "{doctor:?}");
+    };
+    fs::write(&machine, "").unwrap();
+    refused();
+    fs::remove_file(&machine).unwrap();
+    std::os::unix::fs::symlink("nowhere", &machine).unwrap();
+    refused();
+    assert!(!sandbox.path("home/.local").exists());
 }
 
 #[test]
