@@ -17,10 +17,9 @@ use super::{
 };
 use crate::{
     args::AcquireArgs,
-    duration::{Measured, millis},
+    duration::millis,
     exit::{self, CommandError, Result},
     json,
-    output::Line,
     variables::environment,
     work::{
         connect_retry::ConnectRetry,
@@ -167,8 +166,7 @@ impl<'a> AcquireCommand<'a> {
     /// handle.
     async fn hand_over(&self, taken: &Taken, explained: bool) -> Result<u8> {
         let Self { context, args, request, locks, .. } = self;
-        let words = format!("acquired {} after {} (fence {})", request.resource, Measured(taken.waited), taken.fence);
-        context.output.print(if explained { Line::new("acquired", words) } else { Line::detail("acquired", words) });
+        context.output.print(wait::acquired(&request.resource, taken.fence, taken.waited, explained));
         let handle = taken.handle.to_string();
         let written = match &args.lease_file {
             Some(path) => write_file(path, &handle),

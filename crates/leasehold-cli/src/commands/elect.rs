@@ -94,7 +94,7 @@ async fn campaign(
     loop {
         let line = match wait::wait(wanted, async || election.campaign().await, &mut signals, output).await {
             Ok(Waited::Acquired { held: guard, explained }) => {
-                output.print(wait::acquired(guard.lease(), explained));
+                output.print(wait::acquired(guard.resource(), guard.fence(), guard.waited(), explained));
                 let work = work(context, args, &guard, &outers, limits, command.clone(), &locks);
                 let done = work.run(&locks, vec![guard], &mut signals, output).await;
                 if let Some(code) = final_code(args, &done) {

@@ -163,7 +163,7 @@ async fn attempt(
     let guards = match result? {
         Waited::Acquired { held, explained } => {
             for guard in &held {
-                output.print(wait::acquired(guard.lease(), explained));
+                output.print(wait::acquired(guard.resource(), guard.fence(), guard.waited(), explained));
             }
             named_first(held, &plan.request.resource)
         }

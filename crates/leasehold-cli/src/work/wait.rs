@@ -3,7 +3,7 @@
 use std::{cell::Cell, collections::BTreeSet, future::pending, time::Duration};
 
 use leasehold::{
-    Error, ErrorKind, Lease, Leasehold, Resource,
+    Error, ErrorKind, Fence, Leasehold, Resource,
     clock::{Clock, SystemClock},
     lease::{HeldBy, LeaseRecord, LeaseState, ListFilter, Mode, Moment, Names},
 };
@@ -142,12 +142,10 @@ async fn leave_before_stop(wanted: Wanted<'_>) {
 }
 
 /// That the lock is held now; `-v` tells it always, others hear it after a wait that was explained.
-pub(crate) fn acquired(lease: &Lease, explained: bool) -> Line {
-    let words = format!("acquired {} after {} (fence {})", lease.resource(), Measured(lease.waited()), lease.fence());
+pub(crate) fn acquired(name: &Resource, fence: Fence, waited: Duration, explained: bool) -> Line {
+    let words = format!("acquired {name} after {} (fence {fence})", Measured(waited));
     let line = if explained { Line::new("acquired", words) } else { Line::detail("acquired", words) };
-    line.with("lock", lease.resource().as_str())
-        .with("fence", lease.fence().get())
-        .with("waited_ms", millis(lease.waited()))
+    line.with("lock", name.as_str()).with("fence", fence.get()).with("waited_ms", millis(waited))
 }
 
 /// Says why the lock was not acquired, and what to type next.
