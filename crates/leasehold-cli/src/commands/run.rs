@@ -168,11 +168,11 @@ async fn attempt(
             named_first(held, &plan.request.resource)
         }
         Waited::NotAcquired(error) => {
-            runs::skipped(&locks, &plan.request.resource, &error).await;
             if let Some(outer) = &plan.beside {
                 wait::leave(&locks).await;
                 return Err(nested::would_never_end(&plan.request.resource, outer));
             }
+            runs::skipped(&locks, &plan.request.resource, &error).await;
             let code = plan.args.conflict_exit_code;
             wait::say_not_acquired(wanted, &error, code, &context.settings, output).await;
             wait::leave(&locks).await;
