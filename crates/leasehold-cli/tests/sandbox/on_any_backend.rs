@@ -344,8 +344,9 @@ fn a_script_that_is_killed_frees_its_lock_within_a_second(sandbox: &Sandbox) {
         killed.elapsed()
     };
     // A busy machine may delay some of them.
-    let fastest = (0..5).map(|_| measure()).min().unwrap();
-    assert!(fastest < Duration::from_secs(1), "{fastest:?}");
+    let mut took: Vec<Duration> = (0..5).map(|_| measure()).collect();
+    took.sort_unstable();
+    assert!(took[2] < Duration::from_secs(1), "{took:?}");
 }
 
 /// At once where the lease ends with its process or connection, otherwise after its ttl.
