@@ -26,6 +26,7 @@ use nix::sys::{
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
     process::{self, Pid, WaitOptions},
     time::{
         Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec as TimerSpec, timerfd_create,
@@ -44,6 +45,8 @@ use crate::{
 
 /// How often to check for processes that we may not signal.
 const DENIED_POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// What the child reports that did not become the command in time; no exec fails so.
+const TOO_LATE: Errno = Errno::TIME;
 /// The exit code of a supervisor that cannot do its work (`EX_SOFTWARE`).
 const SOFTWARE: u8 = 70;
 
@@ -119,17 +122,19 @@ fn spawn(supervisor: &Supervisor, mask: SigSet) -> io::Result<Pid> {
     let mut command = Command::new(&supervisor.command[0]);
     command.args(&supervisor.command[1..]).process_group(0);
     let terminal = supervisor.foreground.then(Terminal::controlling).flatten();
-    let own = process::getpid();
+    let (own, start_by) = (process::getpid(), supervisor.start_by);
     raw::before_exec(&mut command, move || {
         // The order matters: first ask for the signal, then look whether the parent is still there.
         process::set_parent_process_death_signal(Some(process::Signal::KILL))?;
         if process::getppid() != Some(own) {
-            return Err(rustix::io::Errno::SRCH.into());
+            return Err(Errno::SRCH.into());
         }
         if let Some(terminal) = &terminal {
             terminal.give_to(process::getpgrp());
         }
-        Ok(mask.thread_set_mask()?)
+        mask.thread_set_mask()?;
+        // We may have been stopped for long on the way.
+        if SystemClock.now() >= start_by { Err(TOO_LATE.into()) } else { Ok(()) }
     });
     let child = command.spawn()?;
     i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or_else(|| io::ErrorKind::InvalidData.into())
@@ -179,7 +184,10 @@ impl<'a> ProcessTree<'a> {
         let child = match spawn(supervisor, mask) {
             Ok(child) => child,
             Err(error) => {
-                let report = SupervisorReport::Failed(error.raw_os_error().unwrap_or_default());
+                let report = match error.raw_os_error() {
+                    Some(number) if number == TOO_LATE.raw_os_error() => SupervisorReport::Late,
+                    number => SupervisorReport::Failed(number.unwrap_or_default()),
+                };
                 (&socket).write_all(&report.encode())?;
                 return Ok(None);
             }
@@ -250,7 +258,7 @@ impl<'a> ProcessTree<'a> {
             sources.push(PollFd::new(&self.socket, PollFlags::IN));
         }
         match poll(&mut sources, pause.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -356,6 +364,25 @@ impl<'a> ProcessTree<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_command_whose_lease_has_ended_on_the_way_to_its_exec_does_not_run() {
+        let mut supervisor = Supervisor {
+            socket: 7,
+            foreground: false,
+            kill_mode: KillMode::Group,
+            term_signal: None,
+            start_by: SystemClock.now(),
+            command: vec![OsString::from("true")],
+        };
+        let mask = SigSet::thread_get_mask().unwrap();
+        let late = spawn(&supervisor, mask).unwrap_err();
+        assert_eq!(late.raw_os_error(), Some(TOO_LATE.raw_os_error()));
+        supervisor.start_by = Moment::NEVER;
+        let child = spawn(&supervisor, mask).unwrap();
+        // The thread that started it is its parent, whose end would kill it.
+        process::waitpid(Some(child), WaitOptions::empty()).unwrap();
+    }
 
     #[test]
     fn a_supervisor_finds_its_orders_in_its_arguments() {
