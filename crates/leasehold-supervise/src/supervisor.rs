@@ -6,6 +6,7 @@
 //! backend.
 
 use std::{
+    collections::VecDeque,
     ffi::OsString,
     io::{self, Read, Write},
     os::{
@@ -146,6 +147,7 @@ struct ProcessTree<'a> {
     notify: &'a mut dyn FnMut(Notice),
     socket: UnixStream,
     inbox: Inbox,
+    outbox: Outbox,
     sigchld: SignalFd,
     timer: OwnedFd,
     child: Pid,
@@ -192,11 +194,12 @@ impl<'a> ProcessTree<'a> {
                 return Ok(None);
             }
         };
-        let tree = Self {
+        let mut tree = Self {
             supervisor,
             notify,
             socket,
             inbox: Inbox::default(),
+            outbox: Outbox::default(),
             sigchld,
             timer,
             child,
@@ -214,6 +217,7 @@ impl<'a> ProcessTree<'a> {
 
     fn watch(mut self) {
         loop {
+            self.outbox.flush(&self.socket);
             self.reap();
             if self.take_orders() == AfterOrders::Leave {
                 return;
@@ -255,7 +259,8 @@ impl<'a> ProcessTree<'a> {
         });
         let mut sources = vec![PollFd::new(&self.sigchld, PollFlags::IN), PollFd::new(&self.timer, PollFlags::IN)];
         if !self.is_orphan {
-            sources.push(PollFd::new(&self.socket, PollFlags::IN));
+            let room = if self.outbox.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
+            sources.push(PollFd::new(&self.socket, PollFlags::IN | room));
         }
         match poll(&mut sources, pause.as_ref()) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -356,8 +361,38 @@ impl<'a> ProcessTree<'a> {
     }
 
     /// Tells the one who started us; one that does not listen is not waited for.
-    fn report(&self, report: SupervisorReport) {
-        let _not_heard = (&self.socket).write_all(&report.encode());
+    fn report(&mut self, report: SupervisorReport) {
+        self.outbox.send(&self.socket, report);
+    }
+}
+
+/// Reports that found no room, since the one who started us is stopped. Without them it would not learn of the end.
+#[derive(Debug, Default)]
+struct Outbox(VecDeque<SupervisorReport>);
+
+impl Outbox {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Sends the report behind the others. A stop that finds no room is dropped.
+    fn send(&mut self, socket: &UnixStream, report: SupervisorReport) {
+        self.0.push_back(report);
+        self.flush(socket);
+        self.0.retain(|report| !matches!(report, SupervisorReport::Stopped(_)));
+    }
+
+    /// Sends as many as there is room for.
+    fn flush(&mut self, mut socket: &UnixStream) {
+        while let Some(report) = self.0.front() {
+            match socket.write_all(&report.encode()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // Nobody is there to hear it.
+                Ok(()) | Err(_) => {
+                    self.0.pop_front();
+                }
+            }
+        }
     }
 }
 
@@ -382,6 +417,33 @@ mod tests {
         let child = spawn(&supervisor, mask).unwrap();
         // The thread that started it is its parent, whose end would kill it.
         process::waitpid(Some(child), WaitOptions::empty()).unwrap();
+    }
+
+    #[test]
+    fn the_end_of_the_command_is_told_to_one_who_did_not_listen_for_long() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        for socket in [&ours, &theirs] {
+            socket.set_nonblocking(true).unwrap();
+        }
+        let mut outbox = Outbox::default();
+        for _ in 0..10_000 {
+            outbox.send(&ours, SupervisorReport::Stopped(20));
+        }
+        assert!(outbox.is_empty(), "stops do not pile up");
+        let end = [SupervisorReport::Ended(Status::Exited(3)), SupervisorReport::NoneLeft];
+        for report in end {
+            outbox.send(&ours, report);
+        }
+        assert!(!outbox.is_empty(), "there was room");
+        let (mut inbox, mut buffer, mut heard) = (Inbox::default(), [0; 512], Vec::new());
+        while let Ok(read) = (&theirs).read(&mut buffer) {
+            inbox.add(&buffer[..read]);
+            outbox.flush(&ours);
+        }
+        while let Some(message) = inbox.next() {
+            heard.push(SupervisorReport::decode(message).unwrap());
+        }
+        assert!(heard.len() > 2 && heard.ends_with(&end), "{:?}", heard.last());
     }
 
     #[test]
