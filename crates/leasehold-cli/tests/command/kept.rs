@@ -18,7 +18,7 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, pidfd_open},
 };
 
-use crate::sandbox::{AT_ONCE, Ran, Running, Sandbox, is_alive, is_root, read_soon, until};
+use crate::sandbox::{AT_ONCE, Ran, Running, Sandbox, is_alive, is_root, read_soon, skip, until};
 
 fn evict(sandbox: &Sandbox) {
     let fence = sandbox.fence("x");
@@ -193,7 +193,7 @@ fn init_is_sent_no_signal_when_a_lock_is_lost() {
 #[test]
 fn a_process_that_may_not_be_signalled_is_refused_unless_it_may_go_on() {
     if !is_root() {
-        return;
+        return skip("root");
     }
     let sandbox = Sandbox::new();
     fs::set_permissions(sandbox.path("."), fs::Permissions::from_mode(0o777)).unwrap();

@@ -10,7 +10,7 @@ use std::{
     process::Command,
 };
 
-use crate::sandbox::{Ran, Running, Sandbox, is_root, until};
+use crate::sandbox::{Ran, Running, Sandbox, is_root, skip, until};
 
 /// A sandbox that other users can enter, with a home for each.
 fn open_sandbox() -> Sandbox {
@@ -122,7 +122,7 @@ fn a_lock_taken_while_init_runs_does_not_make_the_place_of_the_machine_private()
 #[test]
 fn a_place_of_the_machine_that_may_not_be_used_is_not_replaced_by_another() {
     if !is_root() {
-        return;
+        return skip("root");
     }
     let sandbox = open_sandbox();
     let made = Ran::of(sandbox.bare(&["init", "file:", "--group", "nogroup"]));
@@ -150,7 +150,7 @@ fn a_place_of_the_machine_that_may_not_be_used_is_not_replaced_by_another() {
 #[test]
 fn a_place_of_the_machine_that_its_owner_made_by_its_path_is_refused_with_what_to_do() {
     if !is_root() {
-        return;
+        return skip("root");
     }
     let sandbox = open_sandbox();
     let machine = format!("file://{}", sandbox.path("machine").display());
@@ -250,7 +250,7 @@ fn without_a_home_and_a_place_of_the_machine_the_error_says_how_to_make_one() {
 #[test]
 fn a_home_that_may_not_be_entered_is_named_with_what_to_do() {
     if !is_root() {
-        return;
+        return skip("root");
     }
     let sandbox = open_sandbox();
     let home = sandbox.path("home-of-another");
@@ -288,7 +288,7 @@ fn a_home_that_may_not_be_entered_is_named_with_what_to_do() {
 #[test]
 fn the_home_of_another_user_does_not_close_the_place_of_the_machine() {
     if !is_root() {
-        return;
+        return skip("root");
     }
     let sandbox = open_sandbox();
     Ran::of(sandbox.bare(&["init", "file:", "--everybody"])).assert_code(0);
