@@ -14,7 +14,7 @@ use serde_json::json;
 use super::{CommandContext, lacks_schema};
 use crate::{
     duration::{Brief, Measured},
-    exit::{self, Result},
+    exit::{self, CommandError, Result},
     json, redact,
     settings::shared_with,
     work::connect_retry::ConnectRetry,
@@ -37,6 +37,7 @@ pub(crate) async fn run(context: &CommandContext<'_>) -> Result<u8> {
                 exit::UNAVAILABLE => "reachable",
                 exit::NO_PERMISSION => "rights",
                 _ if lacks_schema(&failure) => "schema",
+                _ if lacks_parent(&failure) => "place",
                 _ => return Err(failure),
             };
             let hint = failure.hint.map(|hint| format!(" → {hint}")).unwrap_or_default();
@@ -64,6 +65,11 @@ pub(crate) async fn run(context: &CommandContext<'_>) -> Result<u8> {
         json::write(&render(context, &findings, failures, warnings))?;
     }
     Ok(if failures > 0 { exit::NO } else { exit::OK })
+}
+
+/// Whether the directory of `file:` is to be made in one that does not exist: a disk may not be mounted.
+fn lacks_parent(failure: &CommandError) -> bool {
+    failure.code == exit::CONFIG && failure.message.contains("creates only the last directory of ")
 }
 
 async fn examine(context: &CommandContext<'_>, locks: &Leasehold) -> Vec<Finding> {
