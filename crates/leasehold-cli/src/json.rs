@@ -12,7 +12,6 @@ use crate::{
     command_ended::{self, CommandEnded},
     duration::millis,
     error::{CommandError, Result},
-    exit,
 };
 
 /// A time in UTC with milliseconds: `2026-11-15T02:00:00.114Z`.
@@ -23,24 +22,39 @@ pub(crate) fn time(timestamp: Timestamp) -> String {
     format!("{instant:.3}")
 }
 
-/// Writes one line to standard output.
+/// Whether somebody still reads standard output.
 ///
-/// A reader that went away (`| head`) ends the command without a word.
-pub(crate) fn print(line: impl AsRef<str>) -> Result<()> {
+/// A reader that left (`| head`, `| true`) is no failure, and does not change the answer that the exit code gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reader {
+    Listens,
+    Left,
+}
+
+/// Writes one line to standard output.
+pub(crate) fn print(line: impl AsRef<str>) -> Result<Reader> {
     let mut text = line.as_ref().to_owned();
     text.push('\n');
     write(&text)
 }
 
 /// Writes text to standard output.
-pub(crate) fn write(text: &str) -> Result<()> {
+pub(crate) fn write(text: &str) -> Result<Reader> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Ok(()) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-            Err(CommandError { code: exit::OK, kind: "broken_pipe", message: String::new(), hint: None })
-        }
+        Ok(()) => Ok(Reader::Listens),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Reader::Left),
         Err(error) => Err(CommandError::unavailable(format!("cannot write to standard output: {error}"))),
+    }
+}
+
+impl Reader {
+    /// Fails if nobody reads: for what is lost then.
+    pub(crate) fn required(self) -> Result<()> {
+        match self {
+            Self::Listens => Ok(()),
+            Self::Left => Err(CommandError::unavailable("nobody reads standard output")),
+        }
     }
 }
 

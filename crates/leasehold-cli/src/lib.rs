@@ -2,6 +2,7 @@
 
 mod args;
 mod command_ended;
+mod command_line;
 mod commands;
 mod config;
 mod duration;
@@ -26,6 +27,7 @@ use clap::{
 
 use self::{
     args::{Cli, LogFormat},
+    command_line::CommandLine,
     error::CommandError,
     output::Output,
     settings::OutputStyle,
@@ -46,7 +48,7 @@ pub fn main() -> ExitCode {
     commands::completions::answer_shell();
     report_bugs();
     let cli = match Cli::try_parse_from(&args) {
-        Ok(cli) if matches!(cli.command, args::Command::Run(_)) && usage::lacks_name(&args) => {
+        Ok(cli) if is_without_name(&cli, &args) => {
             Output::new(OutputStyle::resolve(&cli.global, &environment))
                 .fail(&usage::name_first(&settings::place_flags(&cli.global)));
             return ExitCode::from(exit::USAGE);
@@ -58,6 +60,12 @@ pub fn main() -> ExitCode {
     let code = commands::run(&cli, &args, &output);
     output.finish();
     ExitCode::from(code)
+}
+
+/// Whether a `run` was given its command in the place of the name.
+fn is_without_name(cli: &Cli, args: &[OsString]) -> bool {
+    let args::Command::Run(run) = &cli.command else { return false };
+    run.child.shell.is_none() && usage::lacks_name(args, &run.name)
 }
 
 /// Help and version are answers; everything else is a usage error, in one line.
@@ -97,20 +105,21 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
     let is_number = invalid.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
     let tip =
         if is_number { Some(String::from("numbers and lengths of time have no sign: write 5s, not -5s")) } else { tip };
-    let help = match usage::command_name(args) {
-        Some("release" | "renew") if !invalid.is_empty() && !invalid.starts_with('-') => String::from(
-            "a lease goes by its handle: --lease HANDLE, as `leasehold acquire` printed it; `leasehold evict NAME` takes a \
-             lock away from whoever holds it",
+    let line = CommandLine::read(args);
+    let help = match line.command.as_deref() {
+        Some("release" | "renew") if !invalid.is_empty() && !invalid.starts_with('-') => format!(
+            "a lease goes by its handle: --lease HANDLE, as `leasehold acquire` printed it; `leasehold {}evict NAME` takes \
+             a lock away from whoever holds it",
+            line.place_flags()
         ),
         Some("evict") if error.kind() == ErrorKind::MissingRequiredArgument && message.contains("--fence") => {
-            usage::fence_hint(args)
+            usage::fence_hint(&line)
         }
         Some(command) => format!("see: leasehold {command} --help"),
         None => String::from("see: leasehold --help"),
     };
     let failure = CommandError::usage(message).hint(tip.unwrap_or(help));
-    let json =
-        args.iter().any(|word| word == "--json") || environment("LEASEHOLD_JSON").is_some_and(|value| value != "0");
+    let json = args.iter().any(|word| word == "--json") || settings::wants_json(&environment);
     let log = usage::log_format(args).unwrap_or(if json { LogFormat::Json } else { LogFormat::Text });
     let style = OutputStyle { json, log, ..OutputStyle::plain() };
     Output::new(style).fail(&failure);

@@ -2,7 +2,9 @@
 
 use std::{
     ffi::OsString,
+    fs,
     io::IsTerminal,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -119,8 +121,7 @@ pub(crate) struct UserOnlyDirectory {
 
 impl UserOnlyDirectory {
     fn of(path: PathBuf) -> Self {
-        let in_container = ["/.dockerenv", "/run/.containerenv"].iter().any(|mark| Path::new(mark).exists());
-        Self { path, visible_to: if in_container { "this user only, in this container" } else { "this user only" } }
+        Self { path, visible_to: if is_container() { "this user only, in this container" } else { "this user only" } }
     }
 
     /// The same, with the directory and what to do about it.
@@ -131,6 +132,17 @@ impl UserOnlyDirectory {
             self.visible_to
         )
     }
+}
+
+fn is_container() -> bool {
+    ["/.dockerenv", "/run/.containerenv"].iter().any(|mark| Path::new(mark).exists())
+}
+
+/// For whom the directory of the machine is. A container has one of its own, unless a volume is mounted there.
+pub(crate) fn shared_with(machine: &Path) -> &'static str {
+    let device = |path: &Path| fs::metadata(path).map(|found| found.dev()).ok();
+    let is_own = is_container() && device(machine) == device(Path::new("/"));
+    if is_own { "for this container only" } else { "for the whole machine" }
 }
 
 fn default_namespace() -> String {
@@ -148,12 +160,22 @@ fn for_child(global: &Global) -> Vec<(&'static str, OsString)> {
 
 /// `-b redis://cache --namespace billing `, as typed; what the environment says stays true where it is pasted.
 pub(crate) fn place_flags(global: &Global) -> String {
-    let config = global.config.as_ref().map(|path| ("--config", path.to_string_lossy().into_owned()));
-    let backend = global.backend.as_ref().map(|url| ("-b", redact::url(url)));
-    let namespace = global.namespace.as_ref().map(|namespace| ("--namespace", namespace.clone()));
+    flags_of_place(global.config.as_deref(), global.backend.as_deref(), global.namespace.as_deref())
+}
+
+/// The flags that say where locks live, safe to print and to paste.
+pub(crate) fn flags_of_place(config: Option<&Path>, backend: Option<&str>, namespace: Option<&str>) -> String {
+    let config = config.map(|path| ("--config", path.to_string_lossy().into_owned()));
+    let backend = backend.map(|url| ("-b", redact::url(url)));
+    let namespace = namespace.map(|namespace| ("--namespace", namespace.to_owned()));
     let flags = config.into_iter().chain(backend).chain(namespace);
     let words: Vec<String> = flags.map(|(flag, value)| format!("{flag} {} ", shell::word(&value))).collect();
     words.concat()
+}
+
+/// Whether the environment asks for machine output.
+pub(crate) fn wants_json(env: Environment<'_>) -> bool {
+    env("LEASEHOLD_JSON").is_some_and(|value| value != "0" && value != "false")
 }
 
 fn text(env: Environment<'_>, name: &str) -> Result<Option<String>> {
@@ -215,7 +237,6 @@ impl OutputStyle {
 
     /// Puts flags and environment together; nothing here can fail before it can be told.
     pub(crate) fn resolve(global: &Global, env: Environment<'_>) -> Self {
-        let json_by_env = env("LEASEHOLD_JSON").is_some_and(|value| value != "0" && value != "false");
         let level = match (global.quiet, global.verbose) {
             (true, _) => Level::Quiet,
             (false, 0) => env("LEASEHOLD_LOG").map_or(Level::Normal, |value| level_named(&value.to_string_lossy())),
@@ -223,7 +244,7 @@ impl OutputStyle {
             (false, _) => Level::Debug,
         };
         let stderr = std::io::stderr().is_terminal();
-        let json = global.json || json_by_env;
+        let json = global.json || wants_json(env);
         Self {
             json,
             log: global.log_format.unwrap_or(if json { LogFormat::Json } else { LogFormat::Text }),
@@ -256,8 +277,6 @@ fn wants_color(choice: Color, env: Environment<'_>, is_terminal: bool) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     fn resolve(args: &[&str], variables: &[(&str, &str)]) -> Result<Settings> {

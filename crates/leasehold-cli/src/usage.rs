@@ -9,8 +9,8 @@ use clap::{
 
 use crate::{
     args::{Cli, LogFormat},
+    command_line::CommandLine,
     error::CommandError,
-    shell::word,
 };
 
 /// All that is said about global options below the help of one command.
@@ -38,15 +38,11 @@ pub(crate) fn similar_command(error: &clap::Error) -> Option<String> {
     (error.kind() == ErrorKind::InvalidSubcommand).then(|| format!("a similar command exists: '{nearest}'"))
 }
 
-/// Whether a `run` was given its command in the place of the name: `leasehold run -- echo hi`.
-pub(crate) fn lacks_name(args: &[OsString]) -> bool {
-    let is_flag = |word: &OsString| word.to_string_lossy().starts_with('-');
-    let Some(run) = args.iter().position(|word| !is_flag(word) && word == "run").filter(|at| *at > 0) else {
-        return false;
-    };
-    let first = args[run + 1..].iter().position(|word| !is_flag(word) || word == "--").map(|at| run + 1 + at);
-    // A name that begins with a hyphen may well follow `--`.
-    first.is_some_and(|at| args[at] == "--" && args.get(at + 1).is_some_and(|word| !is_flag(word)))
+/// Whether a `run` was given its command in the place of the name: `leasehold run -w 5 -- echo hi`, where clap finds the
+/// name `echo`.
+pub(crate) fn lacks_name(args: &[OsString], name: &str) -> bool {
+    let behind_hyphens = args.windows(2).find(|words| words[0] == "--").map(|words| &words[1]);
+    behind_hyphens.is_some_and(|word| word == name) && CommandLine::read(args).begins_behind_hyphens()
 }
 
 /// The error for a missing name; `place_flags` are those that say where locks live.
@@ -55,40 +51,9 @@ pub(crate) fn name_first(place_flags: &str) -> CommandError {
         .hint(format!("leasehold {place_flags}run NAME -- COMMAND…"))
 }
 
-/// The command of a rejected command line, which may stand behind global options and their values.
-pub(crate) fn command_name(args: &[OsString]) -> Option<&str> {
-    command_at(args).and_then(|at| args[at].to_str())
-}
-
 /// The command that shows the fence, where `evict` was not given one.
-pub(crate) fn fence_hint(args: &[OsString]) -> String {
-    let at = command_at(args).unwrap_or_default();
-    let quoted =
-        |words: &[OsString]| words.iter().map(|typed| word(&typed.to_string_lossy()) + " ").collect::<String>();
-    let name = args.get(at + 1).map(|name| name.to_string_lossy()).filter(|name| !name.starts_with('-'));
-    let name = name.map_or_else(|| String::from("NAME"), |name| word(&name));
-    format!("see the fence: leasehold {}inspect {name}", quoted(args.get(1..at).unwrap_or_default()))
-}
-
-/// The place of the command in a rejected command line.
-fn command_at(args: &[OsString]) -> Option<usize> {
-    let command = Cli::command();
-    let is_named = |arg: &clap::Arg, flag: &str| {
-        arg.get_long().is_some_and(|long| flag.strip_prefix("--") == Some(long))
-            || arg.get_short().is_some_and(|short| flag.strip_prefix('-') == Some(short.encode_utf8(&mut [0; 4])))
-    };
-    let takes_value =
-        |flag: &str| command.get_arguments().any(|arg| arg.get_action().takes_values() && is_named(arg, flag));
-    let words = args.iter().enumerate().skip(1).map(|(at, word)| (at, word.to_str()));
-    let mut words = words.take_while(|(_, word)| *word != Some("--"));
-    while let Some((at, word)) = words.next() {
-        match word {
-            Some(flag) if takes_value(flag) => drop(words.next()),
-            Some(flag) if flag.starts_with('-') => {}
-            word => return word.filter(|word| command.find_subcommand(word).is_some()).map(|_| at),
-        }
-    }
-    None
+pub(crate) fn fence_hint(line: &CommandLine) -> String {
+    format!("see the fence: leasehold {}inspect {}", line.place_flags(), line.name())
 }
 
 /// The `--log-format` of a rejected command line.
@@ -127,15 +92,17 @@ mod tests {
 
     #[test]
     fn a_run_without_a_name_is_told_from_one_with_it() {
-        for (line, lacks) in [
-            ("leasehold run -- echo hi", true),
-            ("leasehold -q run -n -- echo hi", true),
-            ("leasehold run x -- echo hi", false),
-            ("leasehold run -w 5 x -- echo hi", false),
-            ("leasehold run -- -odd-name echo", false),
-            ("leasehold acquire -- x", false),
+        for (line, name, lacks) in [
+            ("leasehold run -- echo hi", "echo", true),
+            ("leasehold -q run -n -- echo hi", "echo", true),
+            ("leasehold run -w 5 -- echo hi", "echo", true),
+            ("leasehold -b run run -nE 3 --ttl 5s -- echo hi", "echo", true),
+            ("leasehold run x -- echo hi", "x", false),
+            ("leasehold run x -- x", "x", false),
+            ("leasehold run -w 5 x -- echo hi", "x", false),
+            ("leasehold run -- -odd-name echo", "-odd-name", false),
         ] {
-            assert_eq!(lacks_name(&words(line)), lacks, "{line}");
+            assert_eq!(lacks_name(&words(line), name), lacks, "{line}");
         }
     }
 
@@ -145,23 +112,6 @@ mod tests {
         assert_eq!(found("leasehold --log-format json run --bogus"), Some(LogFormat::Json));
         assert_eq!(found("leasehold run --log-format=text --bogus"), Some(LogFormat::Text));
         assert_eq!(found("leasehold run x -- --log-format json"), None);
-    }
-
-    #[test]
-    fn the_command_is_found_behind_global_options() {
-        for (line, found) in [
-            ("leasehold release x", Some("release")),
-            ("leasehold ls --bogus", Some("ls")),
-            ("leasehold -q -b run --namespace list release x", Some("release")),
-            ("leasehold --backend=run -v release x", Some("release")),
-            ("leasehold --bogus run x", Some("run")),
-            ("leasehold rnu release", None),
-            ("leasehold -b run", None),
-            ("leasehold -q -- run", None),
-            ("leasehold", None),
-        ] {
-            assert_eq!(command_name(&words(line)), found, "{line}");
-        }
     }
 
     #[test]

@@ -62,16 +62,26 @@ pub(crate) fn kill_each(processes: Vec<ProcessRow>) -> Vec<Straggler> {
     processes.into_iter().filter_map(kill_one).collect()
 }
 
-/// Kills everybody who descends from us, and comes back when they are dead, or when it cannot.
-pub(crate) fn end_descendants() {
+/// The processes that descend from us.
+pub(crate) fn own_descendants() -> HashSet<i32> {
+    descendants(process::getpid()).into_iter().map(|process| process.pid).collect()
+}
+
+/// Kills our children, save those that are spared, with all who descend from them; comes back when they are dead, or
+/// when it cannot.
+pub(crate) fn end_children(is_spared: impl Fn(i32) -> bool) {
+    let own = process::getpid();
     for _ in 0..TRIES {
-        let own = process::getpid();
-        let left = living(own);
-        if left.is_empty() {
+        let mut ours = descendants(own);
+        ours.retain(|process| process.parent == own.as_raw_pid() && !is_spared(process.pid));
+        if ours.is_empty() {
             return;
         }
-        kill_each(left);
-        while let Ok(Some(_)) = process::wait(process::WaitOptions::NOHANG) {}
+        for (pid, child) in ours.into_iter().filter_map(|child| Some((Pid::from_raw(child.pid)?, child))) {
+            kill_each(living(pid));
+            kill_each(vec![child]);
+            let _not_dead_yet = process::waitpid(Some(pid), process::WaitOptions::NOHANG);
+        }
         thread::sleep(PAUSE);
     }
 }
@@ -271,6 +281,27 @@ mod tests {
             send(KillMode::Process, Pid::from_raw(pid).unwrap(), Signal::KILL);
         }
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_child_that_is_spared_lives_and_another_ends_with_all_it_started() {
+        let start = |script: &str| std::process::Command::new("sh").args(["-c", script]).spawn().unwrap();
+        let (mut spared, mut ended) = (start("exec sleep 30"), start("sleep 30 & wait"));
+        let pid = i32::try_from(ended.id()).unwrap();
+        let below = || living(Pid::from_raw(pid).unwrap());
+        while below().is_empty() {
+            thread::yield_now();
+        }
+        let grandchild = below()[0].pid;
+        // Other tests have children meanwhile.
+        end_children(|other| other != pid);
+        assert!(spared.try_wait().unwrap().is_none() && look_at(pid).is_none());
+        while look_at(grandchild).is_some_and(|process| process.runs) {
+            thread::yield_now();
+        }
+        spared.kill().unwrap();
+        spared.wait().unwrap();
+        assert!(ended.wait().is_err(), "it was reaped");
     }
 
     #[test]

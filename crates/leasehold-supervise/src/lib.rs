@@ -11,6 +11,11 @@
 //! if the caller is killed, and stops them in time if the caller hangs. If the
 //! supervisor itself is killed, the caller kills them.
 //!
+//! The process that calls [`supervise`] must have no other work: it becomes a
+//! subreaper, it reaps every child that ends, whoever started it, and if the
+//! supervisor is killed, it kills every child that it has. A program that starts
+//! other processes, too, should start itself once more for this.
+//!
 //! ```no_run
 //! use std::process::ExitCode;
 //!

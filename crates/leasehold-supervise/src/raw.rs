@@ -30,6 +30,6 @@ pub(crate) fn inherited(number: RawFd) -> io::Result<OwnedFd> {
 
 /// Has the child do this between fork and exec: system calls only, nothing that allocates or takes a lock.
 pub(crate) fn before_exec(command: &mut Command, act: impl FnMut() -> io::Result<()> + Send + Sync + 'static) {
-    // SAFETY: the one caller does nothing but system calls, in the child of a process with one thread.
+    // SAFETY: both callers do nothing but system calls, which a child of a process with many threads may make, too.
     unsafe { command.pre_exec(act) };
 }

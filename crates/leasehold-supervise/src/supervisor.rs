@@ -6,6 +6,7 @@
 //! backend.
 
 use std::{
+    collections::VecDeque,
     ffi::OsString,
     io::{self, Read, Write},
     os::{
@@ -26,6 +27,7 @@ use nix::sys::{
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
     process::{self, Pid, WaitOptions},
     time::{
         Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec as TimerSpec, timerfd_create,
@@ -44,6 +46,8 @@ use crate::{
 
 /// How often to check for processes that we may not signal.
 const DENIED_POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// What the child reports that did not become the command in time; no exec fails so.
+const TOO_LATE: Errno = Errno::TIME;
 /// The exit code of a supervisor that cannot do its work (`EX_SOFTWARE`).
 const SOFTWARE: u8 = 70;
 
@@ -119,17 +123,19 @@ fn spawn(supervisor: &Supervisor, mask: SigSet) -> io::Result<Pid> {
     let mut command = Command::new(&supervisor.command[0]);
     command.args(&supervisor.command[1..]).process_group(0);
     let terminal = supervisor.foreground.then(Terminal::controlling).flatten();
-    let own = process::getpid();
+    let (own, start_by) = (process::getpid(), supervisor.start_by);
     raw::before_exec(&mut command, move || {
         // The order matters: first ask for the signal, then look whether the parent is still there.
         process::set_parent_process_death_signal(Some(process::Signal::KILL))?;
         if process::getppid() != Some(own) {
-            return Err(rustix::io::Errno::SRCH.into());
+            return Err(Errno::SRCH.into());
         }
         if let Some(terminal) = &terminal {
             terminal.give_to(process::getpgrp());
         }
-        Ok(mask.thread_set_mask()?)
+        mask.thread_set_mask()?;
+        // We may have been stopped for long on the way.
+        if SystemClock.now() >= start_by { Err(TOO_LATE.into()) } else { Ok(()) }
     });
     let child = command.spawn()?;
     i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or_else(|| io::ErrorKind::InvalidData.into())
@@ -141,6 +147,7 @@ struct ProcessTree<'a> {
     notify: &'a mut dyn FnMut(Notice),
     socket: UnixStream,
     inbox: Inbox,
+    outbox: Outbox,
     sigchld: SignalFd,
     timer: OwnedFd,
     child: Pid,
@@ -179,16 +186,20 @@ impl<'a> ProcessTree<'a> {
         let child = match spawn(supervisor, mask) {
             Ok(child) => child,
             Err(error) => {
-                let report = SupervisorReport::Failed(error.raw_os_error().unwrap_or_default());
+                let report = match error.raw_os_error() {
+                    Some(number) if number == TOO_LATE.raw_os_error() => SupervisorReport::Late,
+                    number => SupervisorReport::Failed(number.unwrap_or_default()),
+                };
                 (&socket).write_all(&report.encode())?;
                 return Ok(None);
             }
         };
-        let tree = Self {
+        let mut tree = Self {
             supervisor,
             notify,
             socket,
             inbox: Inbox::default(),
+            outbox: Outbox::default(),
             sigchld,
             timer,
             child,
@@ -206,6 +217,7 @@ impl<'a> ProcessTree<'a> {
 
     fn watch(mut self) {
         loop {
+            self.outbox.flush(&self.socket);
             self.reap();
             if self.take_orders() == AfterOrders::Leave {
                 return;
@@ -247,10 +259,11 @@ impl<'a> ProcessTree<'a> {
         });
         let mut sources = vec![PollFd::new(&self.sigchld, PollFlags::IN), PollFd::new(&self.timer, PollFlags::IN)];
         if !self.is_orphan {
-            sources.push(PollFd::new(&self.socket, PollFlags::IN));
+            let room = if self.outbox.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
+            sources.push(PollFd::new(&self.socket, PollFlags::IN | room));
         }
         match poll(&mut sources, pause.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -348,14 +361,90 @@ impl<'a> ProcessTree<'a> {
     }
 
     /// Tells the one who started us; one that does not listen is not waited for.
-    fn report(&self, report: SupervisorReport) {
-        let _not_heard = (&self.socket).write_all(&report.encode());
+    fn report(&mut self, report: SupervisorReport) {
+        self.outbox.send(&self.socket, report);
+    }
+}
+
+/// Reports that found no room, since the one who started us is stopped. Without them it would not learn of the end.
+#[derive(Debug, Default)]
+struct Outbox(VecDeque<SupervisorReport>);
+
+impl Outbox {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Sends the report behind the others. A stop that finds no room is dropped.
+    fn send(&mut self, socket: &UnixStream, report: SupervisorReport) {
+        self.0.push_back(report);
+        self.flush(socket);
+        self.0.retain(|report| !matches!(report, SupervisorReport::Stopped(_)));
+    }
+
+    /// Sends as many as there is room for.
+    fn flush(&mut self, mut socket: &UnixStream) {
+        while let Some(report) = self.0.front() {
+            match socket.write_all(&report.encode()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // Nobody is there to hear it.
+                Ok(()) | Err(_) => {
+                    self.0.pop_front();
+                }
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_command_whose_lease_has_ended_on_the_way_to_its_exec_does_not_run() {
+        let mut supervisor = Supervisor {
+            socket: 7,
+            foreground: false,
+            kill_mode: KillMode::Group,
+            term_signal: None,
+            start_by: SystemClock.now(),
+            command: vec![OsString::from("true")],
+        };
+        let mask = SigSet::thread_get_mask().unwrap();
+        let late = spawn(&supervisor, mask).unwrap_err();
+        assert_eq!(late.raw_os_error(), Some(TOO_LATE.raw_os_error()));
+        supervisor.start_by = Moment::NEVER;
+        let child = spawn(&supervisor, mask).unwrap();
+        // The thread that started it is its parent, whose end would kill it.
+        process::waitpid(Some(child), WaitOptions::empty()).unwrap();
+    }
+
+    #[test]
+    fn the_end_of_the_command_is_told_to_one_who_did_not_listen_for_long() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        for socket in [&ours, &theirs] {
+            socket.set_nonblocking(true).unwrap();
+        }
+        let mut outbox = Outbox::default();
+        for _ in 0..10_000 {
+            outbox.send(&ours, SupervisorReport::Stopped(20));
+        }
+        assert!(outbox.is_empty(), "stops do not pile up");
+        let end = [SupervisorReport::Ended(Status::Exited(3)), SupervisorReport::NoneLeft];
+        for report in end {
+            outbox.send(&ours, report);
+        }
+        assert!(!outbox.is_empty(), "there was room");
+        let (mut inbox, mut buffer, mut heard) = (Inbox::default(), [0; 512], Vec::new());
+        while let Ok(read) = (&theirs).read(&mut buffer) {
+            inbox.add(&buffer[..read]);
+            outbox.flush(&ours);
+        }
+        while let Some(message) = inbox.next() {
+            heard.push(SupervisorReport::decode(message).unwrap());
+        }
+        assert!(heard.len() > 2 && heard.ends_with(&end), "{:?}", heard.last());
+    }
 
     #[test]
     fn a_supervisor_finds_its_orders_in_its_arguments() {

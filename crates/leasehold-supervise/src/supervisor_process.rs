@@ -20,6 +20,7 @@ use tokio::net::UnixStream;
 use crate::{
     Limits, NotStarted, OnLost, Signal, Supervisor,
     messages::{Inbox, Order, SupervisorReport},
+    raw,
     terminal::Terminal,
 };
 
@@ -68,7 +69,6 @@ impl SupervisorProcess {
     ) -> io::Result<Self> {
         // All that can fail comes before the start: after it, the command may run.
         let (ours, theirs) = StdStream::pair()?;
-        fcntl_setfd(&theirs, FdFlags::empty())?;
         ours.set_nonblocking(true)?;
         let orders_to_it = ours.try_clone()?;
         let reports = UnixStream::from_std(ours)?;
@@ -95,8 +95,11 @@ impl SupervisorProcess {
             command.env_remove(name);
         }
         command.envs(launch.env.iter().map(|(name, value)| (name, value)));
+        // Another child that this process starts just now must not get it: it would hide from us that the supervisor is
+        // gone.
+        raw::before_exec(&mut command, move || Ok(fcntl_setfd(&theirs, FdFlags::empty())?));
         let child = command.spawn()?;
-        drop((theirs, inherit));
+        drop((command, inherit));
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
         Ok(Self { pid, reports, orders: orders_to_it, inbox: Inbox::default(), is_gone: false })
     }

@@ -75,7 +75,8 @@ pub(crate) struct AcquireArgs {
     /// The same for the process that this open pidfd refers to
     #[arg(long, value_name = "N", group = "process")]
     pub(crate) while_fd: Option<u32>,
-    /// With --while-pid, when the lock is lost: terminate, kill, signal:NAME or continue; the process gets one signal
+    /// With --while-pid, when the lock is lost: terminate, kill, signal:NAME or continue; the process gets one signal. One
+    /// that this user may not signal is refused, unless with continue
     #[arg(long, value_name = "WHAT", default_value = "terminate", requires = "process")]
     pub(crate) on_lost: OnLost,
     #[command(flatten)]

@@ -1,10 +1,10 @@
 //! `leasehold acquire`: takes a lease and prints its handle. With `--while-pid` or `--while-fd`, a background process
 //! renews it until the named process ends.
 
-use std::{ffi::OsString, fs, io::Write, os::unix::fs::OpenOptionsExt, path::Path, time::Duration};
+use std::{cell::Cell, ffi::OsString, fs, io::Write, os::unix::fs::OpenOptionsExt, path::Path, time::Duration};
 
 use leasehold::{
-    Detached, Error, Fence, LeaseHandle, Leasehold, Outcome, Ttl,
+    Detached, Error, Fence, LeaseHandle, Leasehold, Outcome, Resource, Ttl,
     clock::{Clock, SystemClock},
     lease::Timestamp,
 };
@@ -17,10 +17,9 @@ use super::{
 };
 use crate::{
     args::AcquireArgs,
-    duration::{Measured, millis},
+    duration::millis,
     error::{CommandError, Result},
     exit, json,
-    output::Line,
     variables::environment,
     work::{
         connect_retry::ConnectRetry,
@@ -33,12 +32,14 @@ use crate::{
 
 /// Takes the lease and prints its handle, and nothing else.
 pub(crate) async fn run(context: &CommandContext<'_>, args: &AcquireArgs) -> Result<u8> {
-    let request = plan(args)?;
+    let mut request = plan(args)?;
     let mut signals =
         Signals::catch().map_err(|error| CommandError::unavailable(format!("cannot catch signals: {error}")))?;
     let keeper = BackgroundHolder::of_this_process()?;
-    if keeper.is_none() && is_tied(args) {
-        return keep::launch(context, args, &mut signals).await;
+    match &keeper {
+        Some(keeper) => request.began = keeper.began,
+        None if is_tied(args) => return keep::launch(context, args, request.began, &mut signals).await,
+        None => {}
     }
     let connect_retry = context.connect_retry(request.wait);
     let locks = tokio::select! {
@@ -49,7 +50,15 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &AcquireArgs) -> Res
     if request.wait != WaitLimit::Try {
         nested::refuse(&locks, &request, &AncestorLock::all(&environment)).await?;
     }
-    let command = AcquireCommand { context, args, request: &request, locks: &locks, connect_retry: &connect_retry };
+    let asked = Cell::new(&request.resource);
+    let command = AcquireCommand {
+        context,
+        args,
+        request: &request,
+        asked: &asked,
+        locks: &locks,
+        connect_retry: &connect_retry,
+    };
     match keeper {
         Some(keeper) => command.keep(keeper, &mut signals).await,
         None => command.detached(&mut signals).await,
@@ -74,15 +83,17 @@ struct AcquireCommand<'a> {
     context: &'a CommandContext<'a>,
     args: &'a AcquireArgs,
     request: &'a LockRequest,
+    asked: &'a Cell<&'a Resource>,
     locks: &'a Leasehold,
     connect_retry: &'a ConnectRetry<'a>,
 }
 
-impl AcquireCommand<'_> {
-    fn wanted(&self) -> Wanted<'_> {
+impl<'a> AcquireCommand<'a> {
+    fn wanted(&self) -> Wanted<'a> {
         Wanted {
             locks: self.locks,
-            resource: &self.request.resource,
+            all: &self.request.all,
+            asked: self.asked,
             wait: self.request.wait,
             connect_retry: self.connect_retry,
         }
@@ -113,7 +124,7 @@ impl AcquireCommand<'_> {
         let grace = kill_after(None, self.request.ttl.get())?;
         let waited = tokio::select! {
             biased;
-            waited = wait::wait(self.wanted(), async || self.request.acquire(self.locks).await, signals, self.context.output) => waited?,
+            waited = wait::wait(self.wanted(), async || self.request.acquire(self.locks, self.asked).await, signals, self.context.output) => waited?,
             () = keeper.nobody_wants_it() => {
                 wait::leave(self.locks).await;
                 return Ok(self.args.conflict_exit_code);
@@ -155,8 +166,7 @@ impl AcquireCommand<'_> {
     /// handle.
     async fn hand_over(&self, taken: &Taken, explained: bool) -> Result<u8> {
         let Self { context, args, request, locks, .. } = self;
-        let words = format!("acquired {} after {} (fence {})", request.resource, Measured(taken.waited), taken.fence);
-        context.output.print(if explained { Line::new("acquired", words) } else { Line::detail("acquired", words) });
+        context.output.print(wait::acquired(&request.resource, taken.fence, taken.waited, explained));
         let handle = taken.handle.to_string();
         let written = match &args.lease_file {
             Some(path) => write_file(path, &handle),
@@ -179,9 +189,10 @@ impl AcquireCommand<'_> {
                         "backend": locks.guarantees().kind,
                     })
                     .to_string(),
-                )
+                )?
+                .required()
             } else if args.lease_file.is_none() {
-                json::print(&handle)
+                json::print(&handle)?.required()
             } else {
                 Ok(())
             }
@@ -189,11 +200,8 @@ impl AcquireCommand<'_> {
         let Err(failure) = written else { return Ok(exit::OK) };
         let released = locks.release(&taken.handle, Outcome::Cancelled).await;
         let what = if released.is_ok() { "so it was released" } else { "and it lapses by itself" };
-        let why = if failure.message.is_empty() { "nobody reads standard output" } else { &failure.message };
-        Err(CommandError::unavailable(format!(
-            "the lease on {} could not be handed over, {what}: {why}",
-            request.resource
-        )))
+        let (name, why) = (&request.resource, failure.message);
+        Err(CommandError::unavailable(format!("the lease on {name} could not be handed over, {what}: {why}")))
     }
 }
 

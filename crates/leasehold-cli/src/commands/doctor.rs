@@ -14,8 +14,9 @@ use serde_json::json;
 use super::{CommandContext, lacks_schema};
 use crate::{
     duration::{Brief, Measured},
-    error::Result,
+    error::{CommandError, Result},
     exit, json, redact,
+    settings::shared_with,
     work::connect_retry::ConnectRetry,
 };
 
@@ -36,6 +37,7 @@ pub(crate) async fn run(context: &CommandContext<'_>) -> Result<u8> {
                 exit::UNAVAILABLE => "reachable",
                 exit::NO_PERMISSION => "rights",
                 _ if lacks_schema(&failure) => "schema",
+                _ if lacks_parent(&failure) => "place",
                 _ => return Err(failure),
             };
             let hint = failure.hint.map(|hint| format!(" → {hint}")).unwrap_or_default();
@@ -65,6 +67,11 @@ pub(crate) async fn run(context: &CommandContext<'_>) -> Result<u8> {
     Ok(if failures > 0 { exit::NO } else { exit::OK })
 }
 
+/// Whether the directory of `file:` is to be made in one that does not exist: a disk may not be mounted.
+fn lacks_parent(failure: &CommandError) -> bool {
+    failure.code == exit::CONFIG && failure.message.contains("creates only the last directory of ")
+}
+
 async fn examine(context: &CommandContext<'_>, locks: &Leasehold) -> Vec<Finding> {
     let reached = round_trips(locks).await;
     let mut findings = match locks.examine().await {
@@ -79,7 +86,7 @@ async fn examine(context: &CommandContext<'_>, locks: &Leasehold) -> Vec<Finding
     match (context.settings.user_only_notice(), context.settings.default_directory()) {
         (Some(directory), _) => findings.push(Finding::new(Severity::Warning, "place", directory.sentence())),
         (None, Some(Ok(place))) => {
-            let words = format!("{}, for the whole machine", place.path().display());
+            let words = format!("{}, {}", place.path().display(), shared_with(place.path()));
             findings.push(Finding::new(Severity::Ok, "place", words));
         }
         _ => {}

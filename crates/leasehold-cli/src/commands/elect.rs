@@ -1,6 +1,6 @@
 //! `leasehold elect`: a command only while leader, and who leads.
 
-use std::{ffi::OsString, time::Duration};
+use std::{cell::Cell, collections::BTreeSet, ffi::OsString, time::Duration};
 
 use leasehold::{
     Election, Guard, Leader, Leasehold, Resource, Ttl,
@@ -86,13 +86,15 @@ async fn campaign(
     if let Some(note) = shown {
         election = election.note(note);
     }
-    let wanted = Wanted { locks: &locks, resource: &resource, wait: WaitLimit::Forever, connect_retry: &connect_retry };
+    let (all, asked) = (BTreeSet::from([resource.clone()]), Cell::new(&resource));
+    let wanted =
+        Wanted { locks: &locks, all: &all, asked: &asked, wait: WaitLimit::Forever, connect_retry: &connect_retry };
     let no_longer = |does: &str| format!("{} no longer {does} {resource}", short(locks.holder().as_str()));
     let mut pause = args.backoff.first;
     loop {
         let line = match wait::wait(wanted, async || election.campaign().await, &mut signals, output).await {
             Ok(Waited::Acquired { held: guard, explained }) => {
-                output.print(wait::acquired(guard.lease(), explained));
+                output.print(wait::acquired(guard.resource(), guard.fence(), guard.waited(), explained));
                 let work = work(context, args, &guard, &outers, limits, command.clone(), &locks);
                 let done = work.run(&locks, vec![guard], &mut signals, output).await;
                 if let Some(code) = final_code(args, &done) {
@@ -193,9 +195,8 @@ async fn observe(context: &CommandContext<'_>, resource: &Resource, election: &E
                 None => format!("{at}  no leader"),
             }
         };
-        match json::print(line) {
-            Err(failure) if failure.code == exit::OK => return Ok(exit::OK),
-            printed => printed?,
+        if json::print(line)? == json::Reader::Left {
+            return Ok(exit::OK);
         }
     }
     Err(CommandError::unavailable("the event stream ended"))

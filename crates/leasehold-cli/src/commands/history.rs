@@ -75,7 +75,9 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &HistoryArgs) -> Res
     }
     if context.output.style().json {
         for ended in &ended {
-            json::print(json::ended(ended).to_string())?;
+            if json::print(json::ended(ended).to_string())? == json::Reader::Left {
+                return Ok(exit::OK);
+            }
         }
     } else {
         json::write(&render(context, args, &ended, now))?;
@@ -144,7 +146,9 @@ async fn skipped(context: &CommandContext<'_>, args: &HistoryArgs, names: &Names
     records.truncate(args.limit);
     if context.output.style().json {
         for record in &records {
-            json::print(runs::to_json(record, None).to_string())?;
+            if json::print(runs::to_json(record, None).to_string())? == json::Reader::Left {
+                break;
+            }
         }
         return Ok(exit::OK);
     }

@@ -23,7 +23,9 @@ const SCHEMAS: [(&str, &str); 16] = schemas![
 pub(crate) fn run(args: &SchemaArgs) -> Result<u8> {
     let names: Vec<&str> = SCHEMAS.iter().map(|(name, _)| *name).collect();
     match &args.name {
-        None => json::print(names.join("\n"))?,
+        None => {
+            json::print(names.join("\n"))?;
+        }
         Some(wanted) => {
             let found = SCHEMAS.iter().find(|(name, _)| name == wanted);
             let (_, schema) = found.ok_or_else(|| {

@@ -16,7 +16,7 @@ use std::{
             process::{CommandExt, ExitStatusExt, parent_id},
         },
     },
-    process::{Command, ExitStatus},
+    process::{Child, Command, ExitStatus},
     time::Duration,
 };
 
@@ -58,43 +58,98 @@ const HISTORY_LIMIT: Duration = Duration::from_millis(500);
 /// then ends.
 const ANSWER_AFTER: Duration = Duration::from_secs(1);
 
-/// The variable that makes this program the keeper: the process id of the one who started it, and the number of its
-/// pipe.
+/// The variable that makes this program the keeper: the process id of the one who started it, the number of its pipe,
+/// and when its wait began.
 const KEEPER: &str = "LEASEHOLD_KEEPER";
 
 /// Starts the keeper and waits until it has handed the lease over, or has given up.
-pub(crate) async fn launch(context: &CommandContext<'_>, args: &AcquireArgs, signals: &mut Signals) -> Result<u8> {
+///
+/// On Ctrl-Z the keeper leaves the queue and ends before we stop, and another one asks when we go on.
+pub(crate) async fn launch(
+    context: &CommandContext<'_>,
+    args: &AcquireArgs,
+    began: Moment,
+    signals: &mut Signals,
+) -> Result<u8> {
     let process = watched(args)?;
     let failed = |error: io::Error| CommandError::unavailable(format!("cannot start the background process: {error}"));
-    let (done, done_in) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
-    let mut command = Command::new("/proc/self/exe");
-    command.arg0("leasehold").args(context.args.iter().skip(1)).stdin(process);
-    command.env(KEEPER, format!("{} {}", std::process::id(), done_in.as_raw_fd()));
-    let mut keeper = command.spawn().map_err(failed)?;
-    let pid = i32::try_from(keeper.id()).ok().and_then(Pid::from_raw);
-    let done = Receiver::from_owned_fd(done).map_err(failed)?;
     loop {
-        tokio::select! {
-            biased;
-            _ready = done.readable() => {
-                if matches!(done.try_read(&mut [0]), Ok(1)) {
-                    return Ok(exit::OK);
-                }
-            }
-            caught = signals.next() => match (caught, pid) {
-                (Caught::Signal(signal), Some(pid)) if signal.is_ending() => {
-                    let _ended_meanwhile = process::kill_process(pid, signal.into());
-                }
-                (Caught::Signal(Signal::TSTP), _) => {
-                    let _always_possible = process::kill_process(process::getpid(), process::Signal::STOP);
-                }
-                (Caught::Child, _) => {
-                    if let Some(status) = keeper.try_wait().map_err(failed)? {
-                        return Ok(code_of(status));
+        let process = process.try_clone().map_err(failed)?;
+        let mut keeper = LaunchedKeeper::start(context, process, began).map_err(failed)?;
+        match keeper.handed_over(signals).await.map_err(failed)? {
+            Launched::Ended(code) => return Ok(code),
+            Launched::LeftTheQueue => {}
+        }
+        // A keeper that was granted the lock now would keep it while nobody works under it.
+        if let Some(signal) = signals.stop().await {
+            return Ok(exit::of_signal(signal.number()));
+        }
+    }
+}
+
+/// What became of a keeper.
+enum Launched {
+    /// It has handed the lease over, or it has given up: our exit code.
+    Ended(u8),
+    /// We were asked to stop, and it has left the queue.
+    LeftTheQueue,
+}
+
+/// The keeper, seen from the command that started it.
+struct LaunchedKeeper {
+    process: Child,
+    done: Receiver,
+    /// Stays open until the keeper has opened it by its path.
+    _done_in: OwnedFd,
+}
+
+impl LaunchedKeeper {
+    fn start(context: &CommandContext<'_>, watched: OwnedFd, began: Moment) -> io::Result<Self> {
+        let (done, done_in) = pipe_with(PipeFlags::CLOEXEC)?;
+        let done = Receiver::from_owned_fd(done)?;
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("leasehold").args(context.args.iter().skip(1)).stdin(watched);
+        let (own, pipe) = (std::process::id(), done_in.as_raw_fd());
+        command.env(KEEPER, format!("{own} {pipe} {}", began.as_micros()));
+        Ok(Self { process: command.spawn()?, done, _done_in: done_in })
+    }
+
+    /// Waits until the keeper has handed the lease over, and passes on the signals that ask us to end.
+    async fn handed_over(&mut self, signals: &mut Signals) -> io::Result<Launched> {
+        let mut is_stop_asked = false;
+        loop {
+            tokio::select! {
+                biased;
+                _ready = self.done.readable() => {
+                    if matches!(self.done.try_read(&mut [0]), Ok(1)) {
+                        return Ok(Launched::Ended(exit::OK));
                     }
                 }
-                _ => {}
-            },
+                caught = signals.next() => match caught {
+                    Caught::Signal(Signal::TSTP) => {
+                        is_stop_asked = true;
+                        self.signal(Signal::TERM);
+                    }
+                    Caught::Signal(signal) if signal.is_ending() => {
+                        is_stop_asked = false;
+                        self.signal(signal);
+                    }
+                    Caught::Child => {
+                        if let Some(status) = self.process.try_wait()? {
+                            let code = code_of(status);
+                            let has_left = is_stop_asked && code == exit::of_signal(Signal::TERM.number());
+                            return Ok(if has_left { Launched::LeftTheQueue } else { Launched::Ended(code) });
+                        }
+                    }
+                    Caught::Signal(_) => {}
+                },
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw) {
+            let _ended_meanwhile = process::kill_process(pid, signal.into());
         }
     }
 }
@@ -122,11 +177,19 @@ fn watched(args: &AcquireArgs) -> Result<OwnedFd> {
         None | Some(Err(Errno::SRCH)) => return Err(none()),
         Some(Err(error)) => return Err(CommandError::unavailable(format!("cannot watch process {pid}: {error}"))),
     };
-    match args.while_fd {
-        // It had this number before and after we opened it, so that it is the same process.
-        Some(fd) if pid_of(fd)? != pid => Err(none()),
-        _ => Ok(process),
+    // It had this number before and after we opened it, so that it is the same process.
+    if let Some(fd) = args.while_fd
+        && pid_of(fd)? != pid
+    {
+        return Err(none());
     }
+    let may_signal = || Pid::from_raw(pid).is_none_or(|pid| process::test_kill_process(pid) != Err(Errno::PERM));
+    if args.on_lost != OnLost::Continue && !may_signal() {
+        let words = format!("this user may not send a signal to process {pid}, which gets one if the lock is lost");
+        return Err(CommandError::usage(words)
+            .hint("run acquire as the user of that process; if it may go on without the lock: --on-lost continue"));
+    }
+    Ok(process)
 }
 
 /// The process that a pidfd of ours refers to; -1 if it has ended.
@@ -160,6 +223,8 @@ pub(crate) struct BackgroundHolder {
     process: AsyncFd<OwnedFd>,
     launcher: AsyncFd<OwnedFd>,
     done: File,
+    /// When the wait began: an earlier keeper may have waited before the command was stopped.
+    pub(crate) began: Moment,
 }
 
 impl BackgroundHolder {
@@ -167,13 +232,14 @@ impl BackgroundHolder {
     pub(crate) fn of_this_process() -> Result<Option<Self>> {
         let Some(told) = env::var(KEEPER).ok() else { return Ok(None) };
         let gone = || CommandError::unavailable(format!("{KEEPER} is not meant to be set by hand"));
-        let (launcher, pipe) = told.split_once(' ').ok_or_else(gone)?;
+        let [launcher, pipe, began] = told.split(' ').collect::<Vec<_>>()[..] else { return Err(gone()) };
         let pid = launcher.parse().ok().and_then(Pid::from_raw).ok_or_else(gone)?;
+        let began = Moment::from_micros(began.parse().map_err(|_| gone())?);
         let open = || -> io::Result<Self> {
             let launcher = watch(pidfd_open(pid, PidfdFlags::empty())?)?;
             let done = File::options().write(true).open(format!("/proc/{pid}/fd/{pipe}"))?;
             let process = watch(rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3)?)?;
-            Ok(Self { process, launcher, done })
+            Ok(Self { process, launcher, done, began })
         };
         let keeper = open().map_err(|error| CommandError::unavailable(format!("cannot keep a lease: {error}")))?;
         // The number is still our parent's, so that it was when we opened it.
@@ -246,8 +312,12 @@ impl DetachedHolder {
             OnLost::Continue => None,
         };
         self.say_lost(&lease, loss.unwrap_or(Loss::RenewTimeout), signal, output);
-        if let Some(signal) = signal {
-            let _ended_meanwhile = pidfd_send_signal(self.process.get_ref(), signal.into());
+        // A process may have changed its user since.
+        if let Some(signal) = signal
+            && pidfd_send_signal(self.process.get_ref(), signal.into()) == Err(Errno::PERM)
+        {
+            output
+                .print(Line::warning(format!("not permitted to send {signal}: the process goes on without the lock")));
         }
         if let Some(details) = who_evicted(locks, &lease).await {
             output.print(messages::evicted(&lease, &details));

@@ -40,7 +40,9 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &ListArgs) -> Result
     let on_screen = std::io::stdout().is_terminal() && !context.output.style().json;
     loop {
         let text = render(context, args, &locks, &names).await?;
-        json::write(&if on_screen { format!("\x1b[H\x1b[2J{text}") } else { text })?;
+        if json::write(&if on_screen { format!("\x1b[H\x1b[2J{text}") } else { text })? == json::Reader::Left {
+            return Ok(exit::OK);
+        }
         let tick = async { if on_screen { tokio::time::sleep(REDRAW).await } else { std::future::pending().await } };
         tokio::select! {
             event = poll_fn(|context| events.as_mut().poll_next(context)) => {

@@ -1,6 +1,6 @@
 //! `leasehold run`: a command while holding a lock.
 
-use std::{collections::BTreeSet, ffi::OsString, time::Duration};
+use std::{cell::Cell, collections::BTreeSet, ffi::OsString, time::Duration};
 
 use leasehold::{
     Guard, Leasehold, Resource, Ttl,
@@ -149,28 +149,30 @@ async fn attempt(
     let outers = AncestorLock::all(&environment);
     leave_out_outer_locks(&locks, &mut plan, &outers, report).await?;
 
+    let asked = Cell::new(&plan.request.resource);
     let wanted = Wanted {
         locks: &locks,
-        resource: &plan.request.resource,
+        all: &plan.request.all,
+        asked: &asked,
         wait: plan.request.wait,
         connect_retry: &connect_retry,
     };
     let started = SystemClock.now();
-    let result = wait::wait(wanted, async || plan.request.acquire(&locks).await, signals, output).await;
+    let result = wait::wait(wanted, async || plan.request.acquire(&locks, &asked).await, signals, output).await;
     report.waited = SystemClock.now().since(started);
     let guards = match result? {
         Waited::Acquired { held, explained } => {
             for guard in &held {
-                output.print(wait::acquired(guard.lease(), explained));
+                output.print(wait::acquired(guard.resource(), guard.fence(), guard.waited(), explained));
             }
             named_first(held, &plan.request.resource)
         }
         Waited::NotAcquired(error) => {
-            runs::skipped(&locks, &plan.request.resource, &error).await;
             if let Some(outer) = &plan.beside {
                 wait::leave(&locks).await;
                 return Err(nested::would_never_end(&plan.request.resource, outer));
             }
+            runs::skipped(&locks, &plan.request.resource, &error).await;
             let code = plan.args.conflict_exit_code;
             wait::say_not_acquired(wanted, &error, code, &context.settings, output).await;
             wait::leave(&locks).await;

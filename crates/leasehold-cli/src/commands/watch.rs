@@ -28,9 +28,8 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &WatchArgs) -> Resul
             continue;
         }
         let line = if context.output.style().json { json::event(&event).to_string() } else { message(&event) };
-        match json::print(line) {
-            Err(failure) if failure.code == exit::OK => return Ok(exit::OK),
-            printed => printed?,
+        if json::print(line)? == json::Reader::Left {
+            return Ok(exit::OK);
         }
     }
     Err(CommandError::unavailable("the event stream ended"))

@@ -3,7 +3,8 @@
 
 use std::{
     ffi::OsStr,
-    io::{self, Write},
+    future::pending,
+    io,
     os::{fd::AsFd, unix::process::CommandExt},
     process::{Child, Command, Stdio},
     time::Duration,
@@ -12,6 +13,7 @@ use std::{
 use leasehold::clock::{Clock, SystemClock};
 use leasehold_supervise::{Caught, Signals};
 use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::net::unix::pipe::Sender;
 
 use super::report::{Report, RunOutcome};
 use crate::{
@@ -63,10 +65,8 @@ async fn wait_out_echoes(signals: &mut Signals) {
 async fn run_within(limit: Duration, command: &OsStr, input: &str, signals: &mut Signals) -> Result<(), String> {
     let cannot_run = |error: io::Error| format!("cannot run it: {error}");
     let mut hook = start(command).map_err(cannot_run)?;
-    if let Some(mut stdin) = hook.stdin.take() {
-        // A report fits into the pipe; a hook need not read it.
-        let _not_read = stdin.write_all(input.as_bytes());
-    }
+    let mut stdin = hook.stdin.take().and_then(|stdin| Sender::from_owned_fd(stdin.into()).ok());
+    let mut unwritten = input.as_bytes();
     let end = SystemClock.now().after(limit);
     loop {
         match hook.try_wait().map_err(cannot_run)? {
@@ -80,10 +80,29 @@ async fn run_within(limit: Duration, command: &OsStr, input: &str, signals: &mut
         }
         tokio::select! {
             () = tokio::time::sleep(POLL_INTERVAL) => {}
+            written = write_some(stdin.as_ref(), unwritten) => {
+                // A hook need not read its report.
+                unwritten = &unwritten[written.unwrap_or(unwritten.len())..];
+                if unwritten.is_empty() {
+                    stdin = None;
+                }
+            }
             caught = signals.next() => if let Caught::Signal(signal) = caught && signal.is_ending() {
                 kill(&mut hook);
                 return Err(format!("killed on {signal}"));
             },
+        }
+    }
+}
+
+/// Writes as much as the pipe has room for, once it has some; never completes without a pipe.
+async fn write_some(pipe: Option<&Sender>, bytes: &[u8]) -> io::Result<usize> {
+    let Some(pipe) = pipe else { return pending().await };
+    loop {
+        pipe.writable().await?;
+        match pipe.try_write(bytes) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            written => return written,
         }
     }
 }
@@ -118,5 +137,17 @@ mod tests {
         assert!(run(LIMIT, "exit 3").await.unwrap_err().contains("exit status: 3"));
         let slow = run(Duration::from_millis(300), "sleep 600 & sleep 600").await;
         assert!(slow.unwrap_err().contains("took longer than 300ms"));
+    }
+
+    #[tokio::test]
+    async fn a_hook_that_does_not_read_a_long_report_is_bounded_and_one_that_reads_gets_all_of_it() {
+        let report = "x".repeat(200_000);
+        let mut signals = Signals::catch().unwrap();
+        let mut run =
+            async |limit: Duration, command: &str| run_within(limit, OsStr::new(command), &report, &mut signals).await;
+        assert_eq!(run(LIMIT, "[ $(wc -c) = 200000 ]").await, Ok(()));
+        assert_eq!(run(LIMIT, "exit 0").await, Ok(()));
+        let unread = run(Duration::from_millis(300), "exec sleep 5").await;
+        assert!(unread.is_err_and(|words| words.contains("took longer than 300ms")));
     }
 }

@@ -1,6 +1,6 @@
 //! The lock, or locks, that a command requests, checked before anything is touched.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{cell::Cell, collections::BTreeSet, time::Duration};
 
 use leasehold::{
     Guard, Holder, Leasehold, Lock, Metadata, Outcome, Resource, Ttl,
@@ -84,13 +84,18 @@ pub(crate) fn claim(args: &AskArgs) -> Result<Claim> {
 }
 
 impl LockRequest {
-    /// Gets all of them or none.
+    /// Gets all of them or none; `asked` is told which one is asked for.
     ///
     /// # Cancel safety
     /// Dropping the future leaves no lease and no place in a queue behind.
-    pub(crate) async fn acquire(&self, locks: &Leasehold) -> leasehold::Result<Vec<Guard>> {
+    pub(crate) async fn acquire<'a>(
+        &'a self,
+        locks: &Leasehold,
+        asked: &Cell<&'a Resource>,
+    ) -> leasehold::Result<Vec<Guard>> {
         let mut guards = Vec::new();
         for resource in &self.all {
+            asked.set(resource);
             match self.lock(locks, resource).acquire().await {
                 Ok(guard) => guards.push(guard),
                 Err(error) => {
@@ -185,8 +190,9 @@ mod tests {
             note: None,
             metadata: Metadata::new(),
         };
-        let error = request.acquire(&locks).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Busy, "{error:#}");
+        let asked = Cell::new(&request.resource);
+        let error = request.acquire(&locks, &asked).await.unwrap_err();
+        assert_eq!((error.kind(), asked.get().as_str()), (ErrorKind::Busy, "b"), "{error:#}");
         let _released = others.mutex("a").acquire().await.unwrap();
         let history = others.history(&HistoryFilter::new(Names::All)).await.unwrap();
         let endings: Vec<_> = history.iter().map(|ended| (ended.resource.as_str(), ended.ending)).collect();

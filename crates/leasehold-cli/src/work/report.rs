@@ -152,7 +152,9 @@ impl ReportFile {
     pub(crate) fn write(&self, report: &Report) -> Result<()> {
         let line = format!("{}\n", report.to_json());
         if self.0.as_os_str() == "-" {
-            return json::write(&line);
+            let written = json::write(&line).and_then(json::Reader::required);
+            return written
+                .map_err(|failure| CommandError { message: format!("--report: {}", failure.message), ..failure });
         }
         let directly = || write_at_once(&self.0, &line);
         let written = if is_special(&self.0) { directly() } else { self.replace(&line).or_else(|_| directly()) };

@@ -228,6 +228,9 @@ impl Work {
             return false;
         }
         let (Some(lease), Some(ended)) = (leases.first(), &done.ended) else { return false };
+        if ended.interrupted.is_some() {
+            return false;
+        }
         let status = ended.status;
         let left = until.since(now);
         let line = Line::detail(

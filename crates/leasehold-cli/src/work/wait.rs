@@ -1,9 +1,9 @@
 //! Waiting for a lock: interruptible, and explained to whoever sits at the terminal.
 
-use std::{cell::Cell, future::pending, time::Duration};
+use std::{cell::Cell, collections::BTreeSet, future::pending, time::Duration};
 
 use leasehold::{
-    Error, ErrorKind, Lease, Leasehold, Resource,
+    Error, ErrorKind, Fence, Leasehold, Resource,
     clock::{Clock, SystemClock},
     lease::{HeldBy, LeaseRecord, LeaseState, ListFilter, Mode, Moment, Names},
 };
@@ -58,8 +58,10 @@ pub(crate) enum Waited<T> {
 pub(crate) struct Wanted<'a> {
     /// Where.
     pub(crate) locks: &'a Leasehold,
-    /// Which.
-    pub(crate) resource: &'a Resource,
+    /// Which: all of them or none.
+    pub(crate) all: &'a BTreeSet<Resource>,
+    /// The one that is asked for now.
+    pub(crate) asked: &'a Cell<&'a Resource>,
     /// How long.
     pub(crate) wait: WaitLimit,
     /// When the command began: a server that goes away so early is tried again.
@@ -90,7 +92,7 @@ pub(crate) async fn wait<T>(
         }
         if let Some(signal) = asked {
             leave(wanted.locks).await;
-            output.print(Line::detail("interrupted", format!("left the queue for {} on {signal}", wanted.resource)));
+            output.print(Line::detail("interrupted", format!("left the queue for {} on {signal}", wanted.asked.get())));
             return Ok(Waited::Interrupted(signal));
         }
     };
@@ -111,7 +113,7 @@ async fn outage(wanted: Wanted<'_>, error: &Error) -> Option<Error> {
     if error.kind() != ErrorKind::WaitElapsed || !error.holders().is_empty() {
         return None;
     }
-    let filter = ListFilter::new(Names::Exactly(wanted.resource.clone()));
+    let filter = ListFilter::new(Names::Exactly(wanted.asked.get().clone()));
     match tokio::time::timeout(OUTAGE_LIMIT, wanted.locks.list(&filter)).await {
         Ok(looked) => looked.err(),
         Err(_elapsed) => Some(Error::unavailable(format!("{error}, and the backend does not answer"))),
@@ -123,28 +125,27 @@ pub(crate) async fn leave(locks: &Leasehold) {
     let _lapses_by_itself = tokio::time::timeout(LEAVE_LIMIT, locks.close()).await;
 }
 
-/// Comes back when we are no longer in the queue, or the limit has passed: the server may be away.
+/// Comes back when we are in no queue and hold none of several locks, or the limit has passed: the server may be away.
 async fn leave_before_stop(wanted: Wanted<'_>) {
-    let filter = ListFilter::new(Names::Exactly(wanted.resource.clone()));
-    let is_there = async || {
-        let page = wanted.locks.list(&filter).await;
+    let is_in = async |name: &Resource| {
+        let page = wanted.locks.list(&ListFilter::new(Names::Exactly(name.clone()))).await;
         page.is_ok_and(|page| page.leases.iter().any(|lease| lease.holder == *wanted.locks.holder()))
     };
     let leaving = async {
-        while is_there().await {
-            tokio::time::sleep(POLL_INTERVAL).await;
+        for name in wanted.all {
+            while is_in(name).await {
+                tokio::time::sleep(POLL_INTERVAL).await;
+            }
         }
     };
     let _loses_its_turn_by_itself = tokio::time::timeout(LEAVE_BEFORE_STOP_LIMIT, leaving).await;
 }
 
 /// That the lock is held now; `-v` tells it always, others hear it after a wait that was explained.
-pub(crate) fn acquired(lease: &Lease, explained: bool) -> Line {
-    let words = format!("acquired {} after {} (fence {})", lease.resource(), Measured(lease.waited()), lease.fence());
+pub(crate) fn acquired(name: &Resource, fence: Fence, waited: Duration, explained: bool) -> Line {
+    let words = format!("acquired {name} after {} (fence {fence})", Measured(waited));
     let line = if explained { Line::new("acquired", words) } else { Line::detail("acquired", words) };
-    line.with("lock", lease.resource().as_str())
-        .with("fence", lease.fence().get())
-        .with("waited_ms", millis(lease.waited()))
+    line.with("lock", name.as_str()).with("fence", fence.get()).with("waited_ms", millis(waited))
 }
 
 /// Says why the lock was not acquired, and what to type next.
@@ -167,8 +168,7 @@ pub(crate) async fn say_not_acquired(
 /// By the error, and by a listing that was made since, if there is one: the answer to a request is older, does not say
 /// that a command has ended, and a reader that is refused does not learn of a writer that waits.
 fn not_acquired(wanted: Wanted<'_>, error: &Error, page: Option<&[LeaseRecord]>, settings: &Settings) -> Line {
-    let Wanted { resource, wait, .. } = wanted;
-    let name = error.resource().unwrap_or(resource);
+    let name = error.resource().unwrap_or(wanted.asked.get());
     let mut holders = error.holders().to_vec();
     let first = holders.first_mut().and_then(|first| {
         let record = page?.iter().find(|lease| lease.fence() == Some(first.fence))?;
@@ -186,7 +186,7 @@ fn not_acquired(wanted: Wanted<'_>, error: &Error, page: Option<&[LeaseRecord]>,
     let are_readers = holders.iter().all(|holder| holder.mode == Mode::Shared);
     let writer = page.filter(|_| are_readers).and_then(|leases| leases.iter().find(waits_to_write));
     let writer = writer.map(|writer| format!("; {} waits to write", short(writer.holder.as_str()))).unwrap_or_default();
-    let end = match wait {
+    let end = match wanted.wait {
         WaitLimit::For(wait) => format!("gave up after {} (-w)", Brief(wait)),
         _ => String::from("not waiting (-n)"),
     };
@@ -198,7 +198,7 @@ fn not_acquired(wanted: Wanted<'_>, error: &Error, page: Option<&[LeaseRecord]>,
 
 /// The leases of the lock that was not acquired.
 async fn listing(wanted: Wanted<'_>, error: &Error) -> Option<Vec<LeaseRecord>> {
-    let filter = ListFilter::new(Names::Exactly(error.resource().unwrap_or(wanted.resource).clone()));
+    let filter = ListFilter::new(Names::Exactly(error.resource().unwrap_or(wanted.asked.get()).clone()));
     Some(tokio::time::timeout(LOOK_LIMIT, wanted.locks.list(&filter)).await.ok()?.ok()?.leases)
 }
 
@@ -229,23 +229,23 @@ async fn explain(wanted: Wanted<'_>, started: Moment, explained: &Cell<bool>, ou
     let mut pause = EXPLAIN_AFTER;
     let mut is_away = false;
     loop {
-        let asked = SystemClock.now();
-        let filter = ListFilter::new(Names::Exactly(wanted.resource.clone()));
+        let (asked, name) = (SystemClock.now(), wanted.asked.get());
+        let filter = ListFilter::new(Names::Exactly(name.clone()));
         let answer = if wanted.connect_retry.is_away() { None } else { Some(wanted.locks.list(&filter).await) };
         let was_away = std::mem::replace(&mut is_away, matches!(answer, Some(Err(_))));
         explained.set(explained.get() || answer.is_some());
         match answer {
             Some(Ok(page)) if output.has_screen() => {
-                show_for(pause.min(MAX_ANSWER_AGE), wanted, &page.leases, [started, asked], output).await;
+                show_for(pause.min(MAX_ANSWER_AGE), wanted, name, &page.leases, [started, asked], output).await;
             }
             Some(Ok(page)) => {
-                output.print(explanation(wanted, &page.leases, asked.since(started), Duration::ZERO));
+                output.print(explanation(wanted, name, &page.leases, asked.since(started), Duration::ZERO));
                 tokio::time::sleep(pause).await;
             }
             Some(Err(error)) => {
                 if !was_away {
-                    let words = format!("{error:#}; still waiting for {}", wanted.resource);
-                    output.print(Line::warning(words).with("lock", wanted.resource.as_str()));
+                    let words = format!("{error:#}; still waiting for {name}");
+                    output.print(Line::warning(words).with("lock", name.as_str()));
                 }
                 tokio::time::sleep(pause).await;
             }
@@ -255,21 +255,32 @@ async fn explain(wanted: Wanted<'_>, started: Moment, explained: &Cell<bool>, ou
     }
 }
 
-/// Shows the same answer for a while, with its times going on, so that the backend is not asked every second.
-async fn show_for(pause: Duration, wanted: Wanted<'_>, leases: &[LeaseRecord], times: [Moment; 2], output: &Output) {
+/// Shows the same answer for a while, with its times going on, so that the backend is not asked every second; until
+/// another lock is asked for.
+async fn show_for(
+    pause: Duration,
+    wanted: Wanted<'_>,
+    name: &Resource,
+    leases: &[LeaseRecord],
+    times: [Moment; 2],
+    output: &Output,
+) {
     let [started, asked] = times;
     loop {
         let now = SystemClock.now();
-        output.show(&explanation(wanted, leases, now.since(started), now.since(asked)).message());
+        output.show(&explanation(wanted, name, leases, now.since(started), now.since(asked)).message());
         if now.since(asked) >= pause {
             return;
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
+        if wanted.asked.get() != name {
+            return;
+        }
     }
 }
 
 /// The waiting message, from a listing taken `age` ago.
-fn explanation(wanted: Wanted<'_>, leases: &[LeaseRecord], since: Duration, age: Duration) -> Line {
+fn explanation(wanted: Wanted<'_>, name: &Resource, leases: &[LeaseRecord], since: Duration, age: Duration) -> Line {
     let holders: Vec<&LeaseRecord> =
         leases.iter().filter(|lease| matches!(lease.state, LeaseState::Holding { .. })).collect();
     let own = wanted.locks.holder();
@@ -298,9 +309,8 @@ fn explanation(wanted: Wanted<'_>, leases: &[LeaseRecord], since: Duration, age:
         WaitLimit::Try | WaitLimit::Forever => None,
     };
     let parts = [held, place, end].map(Option::unwrap_or_default).concat();
-    let message = format!("waiting for {}{parts}", wanted.resource);
-    Line::new("waiting", message)
-        .with("lock", wanted.resource.as_str())
+    Line::new("waiting", format!("waiting for {name}{parts}"))
+        .with("lock", name.as_str())
         .with("ahead", ahead)
         .with("waited_ms", millis(since))
         .with("holders", holders.iter().map(|record| json::lease(record)).collect::<Vec<_>>())

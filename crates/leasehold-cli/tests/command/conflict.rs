@@ -2,7 +2,9 @@
 
 use std::{fs, time::Duration};
 
-use crate::sandbox::{AT_ONCE, Ran, Running, Sandbox, until};
+use rustix::process::Signal;
+
+use crate::sandbox::{AT_ONCE, Ran, Running, Sandbox, state_of, until};
 
 #[test]
 fn a_busy_lock_gives_75_and_names_its_holder() {
@@ -140,7 +142,7 @@ fn one_who_waits_gets_it_when_it_is_free() {
     let mut waiter = sandbox.start(&["run", "-w", "20", "x", "-c", &format!("echo got it > {}", out.display())]);
     until("it waits", || sandbox.waiters("x") == 1);
     assert!(!out.exists());
-    holder.signal(rustix::process::Signal::TERM);
+    holder.signal(Signal::TERM);
     assert_eq!(holder.code(), 143);
     assert_eq!(waiter.code(), 0);
     assert_eq!(fs::read_to_string(out).unwrap(), "got it\n");
@@ -215,6 +217,25 @@ fn several_locks_are_taken_all_or_none() {
 }
 
 #[test]
+fn one_who_waits_for_the_second_of_two_locks_names_it_and_lets_both_go_when_it_stops() {
+    let sandbox = Sandbox::new();
+    let holder = sandbox.hold("zz");
+    let ran = sandbox.run(&["run", "-w", "2500ms", "aa", "--also", "zz", "--", "true"]);
+    ran.assert_code(75);
+    let waits: Vec<&str> = ran.stderr.lines().filter(|line| line.contains("waiting for ")).collect();
+    let [line] = waits[..] else { panic!("{ran:?}") };
+    assert!(line.starts_with("leasehold: waiting for zz — held by "), "{line}");
+    assert!(line.contains(&format!(":{} ", holder.pid())), "{line}");
+
+    let waiter = sandbox.start(&["run", "aa", "--also", "zz", "--", "true"]);
+    let counts = || (sandbox.holders("aa"), sandbox.waiters("zz"));
+    until("it has the first and waits for the second", || counts() == (1, 1));
+    waiter.signal(Signal::TSTP);
+    until("it stops", || state_of(waiter.pid()) == Some('T'));
+    assert_eq!(counts(), (0, 0));
+}
+
+#[test]
 fn a_short_job_keeps_the_lock_for_its_shortest_hold() {
     let sandbox = Sandbox::new();
     let ran = sandbox.run(&["run", "--min-hold", ".5", "x", "--", "sh", "-c", "exit 4"]);
@@ -226,7 +247,15 @@ fn a_short_job_keeps_the_lock_for_its_shortest_hold() {
     until("the job has ended", || done.exists() && sandbox.processes() == [holder.pid()]);
     sandbox.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
     std::thread::sleep(Duration::from_millis(50));
-    holder.signal(rustix::process::Signal::TERM);
+    holder.signal(Signal::TERM);
     assert_eq!(holder.code(), 0, "the job had ended well; only the holding was cut short");
+    assert_eq!(sandbox.holders("x"), 0);
+
+    let ready = sandbox.path("ready");
+    let script = format!("touch {}; exec sleep 600", ready.display());
+    let mut running = sandbox.start(&["run", "--min-hold", "600", "x", "-c", &script]);
+    until("the job runs", || ready.exists());
+    running.signal(Signal::TERM);
+    assert_eq!(running.code(), 143, "one signal ends the job and the holding");
     assert_eq!(sandbox.holders("x"), 0);
 }

@@ -4,7 +4,7 @@ use std::{fs, process::Stdio};
 
 use rustix::process::Signal;
 
-use crate::sandbox::{Running, Sandbox, parent_of, read_soon, state_of, until};
+use crate::sandbox::{Running, Sandbox, is_alive, parent_of, read_soon, state_of, until};
 
 fn candidate(sandbox: &Sandbox, id: &str, args: &[&str], script: &str) -> Running {
     sandbox.start(&[&["elect", "boss", "--id", id], args, &["-c", script]].concat())
@@ -65,6 +65,22 @@ fn one_who_follows_buries_what_its_command_left_behind() {
     until("the daemon is reaped", || state_of(daemon).is_none());
     let children = || fs::read_to_string(format!("/proc/{0}/task/{0}/children", a.pid())).unwrap();
     until("and its supervisor", || children().is_empty());
+}
+
+#[test]
+fn a_daemon_of_an_earlier_term_outlives_a_term_whose_command_cannot_be_run() {
+    let sandbox = Sandbox::new();
+    let (pid, program) = (sandbox.path("pid"), sandbox.path("lead"));
+    std::os::unix::fs::symlink("/bin/sh", &program).unwrap();
+    let daemon = format!("echo $$ > {}; exec sleep 999", pid.display());
+    let script = format!(
+        "rm {}; setsid sh -c '{daemon}' > /dev/null 2>&1 & while ! test -s {}; do sleep .01; done; exit 1",
+        program.display(),
+        pid.display()
+    );
+    let ran = sandbox.run(&["elect", "boss", "--backoff", "100ms", "--", program.to_str().unwrap(), "-c", &script]);
+    ran.assert_code(127);
+    assert!(is_alive(read_soon(&pid).parse().unwrap()), "{ran:?}");
 }
 
 #[test]

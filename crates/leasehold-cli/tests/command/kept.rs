@@ -2,7 +2,13 @@
 
 use std::{
     fs,
-    os::{fd::AsRawFd, unix::process::ExitStatusExt},
+    os::{
+        fd::AsRawFd,
+        unix::{
+            fs::PermissionsExt,
+            process::{CommandExt, ExitStatusExt},
+        },
+    },
     process::Stdio,
     time::Instant,
 };
@@ -12,7 +18,7 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, pidfd_open},
 };
 
-use crate::sandbox::{AT_ONCE, Ran, Running, Sandbox, is_alive, read_soon, until};
+use crate::sandbox::{AT_ONCE, Ran, Running, Sandbox, is_alive, is_root, read_soon, skip, until};
 
 fn evict(sandbox: &Sandbox) {
     let fence = sandbox.fence("x");
@@ -180,6 +186,34 @@ fn init_is_sent_no_signal_when_a_lock_is_lost() {
     let kept = sandbox.run(&["acquire", "x", "--while-pid", "1", "--on-lost", "continue"]);
     kept.assert_code(0);
     sandbox.run(&["release", "--lease", kept.stdout.trim()]).assert_code(0);
+    until("nothing is left of it", || sandbox.processes().is_empty());
+}
+
+/// Only root can start a process of another user: for others there is nothing to see here.
+#[test]
+fn a_process_that_may_not_be_signalled_is_refused_unless_it_may_go_on() {
+    if !is_root() {
+        return skip("root");
+    }
+    let sandbox = Sandbox::new();
+    fs::set_permissions(sandbox.path("."), fs::Permissions::from_mode(0o777)).unwrap();
+    let own = std::process::id().to_string();
+    let as_nobody = |args: &[&str]| {
+        let mut command = sandbox.leasehold(args);
+        command.uid(65534).gid(65534);
+        Ran::of(command)
+    };
+    let acquire = |choice: &[&str]| as_nobody(&[&["acquire", "x", "--while-pid", &own], choice].concat());
+    for choice in [&[][..], &["--on-lost", "kill"], &["--on-lost", "signal:USR1"]] {
+        let ran = acquire(choice);
+        ran.assert_code(64);
+        let words = format!("may not send a signal to process {own}, which gets one if the lock is lost");
+        assert!(ran.stderr.contains(&words) && ran.stderr.contains("--on-lost continue"), "{ran:?}");
+    }
+    assert_eq!(sandbox.keeper(), None);
+    let kept = acquire(&["--on-lost", "continue"]);
+    kept.assert_code(0);
+    as_nobody(&["release", "--lease", kept.stdout.trim()]).assert_code(0);
     until("nothing is left of it", || sandbox.processes().is_empty());
 }
 

@@ -220,6 +220,11 @@ fn doctor_tells_what_is_well_and_what_is_not() {
     let ran = sandbox.run(&["-b", &url, "doctor"]);
     ran.assert_code(1);
     assert!(ran.stdout.contains("FAIL  reachable"), "{ran:?}");
+    let url = format!("file://{}/locks", sandbox.path("not-mounted").display());
+    let ran = sandbox.run(&["-b", &url, "doctor"]);
+    ran.assert_code(1);
+    assert!(ran.stdout.contains("FAIL  place") && ran.stdout.contains("not-mounted does not exist"), "{ran:?}");
+    sandbox.run(&["-b", &url, "list"]).assert_code(78);
 }
 
 #[test]

@@ -6,20 +6,17 @@ use std::{
         fs::{MetadataExt, PermissionsExt},
         process::CommandExt,
     },
+    path::Path,
     process::Command,
 };
 
-use crate::sandbox::{Ran, Running, Sandbox, until};
+use crate::sandbox::{Ran, Running, Sandbox, is_root, skip, until};
 
 /// A sandbox that other users can enter, with a home for each.
 fn open_sandbox() -> Sandbox {
     let sandbox = Sandbox::new();
     fs::set_permissions(sandbox.path("."), fs::Permissions::from_mode(0o755)).unwrap();
     sandbox
-}
-
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
 }
 
 /// The command as another user, where the tests may become one.
@@ -59,7 +56,31 @@ fn all_users_of_a_machine_meet_in_the_place_that_was_made_for_it() {
     Ran::of(sandbox.bare(&["--namespace", "other", "run", "y", "--", "true"])).assert_code(0);
     assert!(!sandbox.path("home/.local").exists() && !sandbox.path("home-65534/.local").exists());
     let doctor = Ran::of(sandbox.bare(&["doctor"]));
-    assert!(doctor.stdout.contains("for the whole machine") && !doctor.stdout.contains("only"), "{doctor:?}");
+    let is_container = ["/.dockerenv", "/run/.containerenv"].iter().any(|mark| Path::new(mark).exists());
+    let device = |path: &Path| fs::metadata(path).unwrap().dev();
+    let is_own = is_container && device(&sandbox.path("machine")) == device(Path::new("/"));
+    let words = if is_own { "machine, for this container only" } else { "machine, for the whole machine" };
+    assert!(doctor.stdout.contains(words) && !doctor.stdout.contains("this user only"), "{doctor:?}");
+}
+
+#[test]
+fn what_is_no_directory_in_the_place_of_the_machines_is_refused_with_what_to_do() {
+    let sandbox = Sandbox::new();
+    let machine = sandbox.path("machine");
+    let refused = || {
+        let ran = Ran::of(sandbox.bare(&["run", "x", "--", "true"]));
+        ran.assert_code(77);
+        assert!(ran.stderr.contains("machine, which is no directory; sudo mv "), "{ran:?}");
+        let doctor = Ran::of(sandbox.bare(&["doctor"]));
+        doctor.assert_code(1);
+        assert!(doctor.stdout.contains("which is no directory"), "{doctor:?}");
+    };
+    fs::write(&machine, "").unwrap();
+    refused();
+    fs::remove_file(&machine).unwrap();
+    std::os::unix::fs::symlink("nowhere", &machine).unwrap();
+    refused();
+    assert!(!sandbox.path("home/.local").exists());
 }
 
 #[test]
@@ -101,7 +122,7 @@ fn a_lock_taken_while_init_runs_does_not_make_the_place_of_the_machine_private()
 #[test]
 fn a_place_of_the_machine_that_may_not_be_used_is_not_replaced_by_another() {
     if !is_root() {
-        return;
+        return skip("root");
     }
     let sandbox = open_sandbox();
     let made = Ran::of(sandbox.bare(&["init", "file:", "--group", "nogroup"]));
@@ -129,7 +150,7 @@ fn a_place_of_the_machine_that_may_not_be_used_is_not_replaced_by_another() {
 #[test]
 fn a_place_of_the_machine_that_its_owner_made_by_its_path_is_refused_with_what_to_do() {
     if !is_root() {
-        return;
+        return skip("root");
     }
     let sandbox = open_sandbox();
     let machine = format!("file://{}", sandbox.path("machine").display());
@@ -229,7 +250,7 @@ fn without_a_home_and_a_place_of_the_machine_the_error_says_how_to_make_one() {
 #[test]
 fn a_home_that_may_not_be_entered_is_named_with_what_to_do() {
     if !is_root() {
-        return;
+        return skip("root");
     }
     let sandbox = open_sandbox();
     let home = sandbox.path("home-of-another");
@@ -267,7 +288,7 @@ fn a_home_that_may_not_be_entered_is_named_with_what_to_do() {
 #[test]
 fn the_home_of_another_user_does_not_close_the_place_of_the_machine() {
     if !is_root() {
-        return;
+        return skip("root");
     }
     let sandbox = open_sandbox();
     Ran::of(sandbox.bare(&["init", "file:", "--everybody"])).assert_code(0);

@@ -28,6 +28,9 @@ fn a_name_that_begins_with_a_hyphen_leaves_room_for_a_command_behind_its_own_hyp
         assert_eq!(ran.stdout, "hi\n");
     }
     sandbox.run(&["run", "--", "-x", "--"]).assert_code(64);
+    let shell = sandbox.run(&["run", "-w", "5", "-c", "echo hi", "--", "x"]);
+    shell.assert_code(0);
+    assert_eq!(shell.stdout, "hi\n");
 }
 
 #[test]
@@ -55,8 +58,11 @@ fn usage_errors_are_told_in_a_line_and_change_nothing() {
         (&["run", "x"], "run needs a command"),
         (&["run", "x", "--"], "run needs a command"),
         (&["run", "--", "echo", "hi"], "the name of a lock before `--`"),
+        (&["run", "-w", "5", "--", "echo", "hi"], "the name of a lock before `--`"),
+        (&["run", "-nE", "3", "--ttl", "5s", "--", "echo", "hi"], "the name of a lock before `--`"),
         (&["release", "x"], "`leasehold evict NAME`"),
-        (&["--namespace", "n", "-q", "renew", "x", "--ttl", "1m"], "`leasehold evict NAME`"),
+        (&["--namespace", "n", "-q", "renew", "x", "--ttl", "1m"], "`leasehold --namespace n evict NAME`"),
+        (&["release", "x", "-b", "redis://h:1"], "`leasehold -b redis://h:1 evict NAME`"),
         (&["--namespace", "list", "run", "--bogus", "x", "true"], "leasehold:   see: leasehold run --help\n"),
         (&["run", "x", "-c", "true", "true"], "cannot be used with"),
         (&["run", "x", "--frobnicate"], "no option --frobnicate"),
@@ -118,6 +124,11 @@ fn usage_errors_are_told_in_a_line_and_change_nothing() {
         (&["evict", "x"], "--fence"),
         (&["evict", "x y"], "see the fence: leasehold inspect 'x y'\n"),
         (&["--namespace", "n", "evict", "x", "--reason", "r"], "see the fence: leasehold --namespace n inspect x\n"),
+        (
+            &["evict", "x", "-b", "redis://h:1", "--namespace", "n", "--reason", "r"],
+            "see the fence: leasehold -b redis://h:1 --namespace n inspect x\n",
+        ),
+        (&["evict", "-b", "redis://h:1", "x"], "see the fence: leasehold -b redis://h:1 inspect x\n"),
         (&["evict", "x", "--fence", "", "--reason", "r"], "write a number\n"),
         (&["release", "--lease", ""], "--lease: the handle is empty\nleasehold:   did `acquire` fail? add `|| exit`"),
         (&["check", "--lease", " "], "the handle is empty"),
@@ -140,6 +151,20 @@ fn usage_errors_are_told_in_a_line_and_change_nothing() {
     {
         let ran = Ran::of(sandbox.bare(&[&["-b", "file:///x y", "--namespace", "n"], args].concat()));
         assert_eq!(ran.stderr.matches("leasehold -b 'file:///x y' --namespace n ").count(), times, "{ran:?}");
+    }
+}
+
+#[test]
+fn a_usage_error_is_json_where_the_environment_asks_for_it() {
+    let sandbox = Sandbox::new();
+    for (value, is_json) in [("1", true), ("true", true), ("0", false), ("false", false), ("", false)] {
+        for args in [&["frobnicate"][..], &["run", "x"]] {
+            let mut command = sandbox.leasehold(args);
+            command.env("LEASEHOLD_JSON", value);
+            let ran = Ran::of(command);
+            ran.assert_code(64);
+            assert_eq!(ran.stderr.starts_with('{'), is_json, "{value}: {ran:?}");
+        }
     }
 }
 

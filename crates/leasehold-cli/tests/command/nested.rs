@@ -39,6 +39,7 @@ fn readers_share_with_the_run_that_started_them_unless_a_writer_waits() {
     until("a writer waits", || sandbox.waiters("y") == 1);
     std::fs::write(go, "").unwrap();
     assert_eq!(reader.code(), 64, "waiting behind the writer would never end");
+    assert_eq!(sandbox.run(&["history", "--skipped", "--json", "y*"]).stdout, "", "what is refused is not skipped");
 }
 
 #[test]

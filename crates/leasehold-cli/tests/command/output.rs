@@ -200,6 +200,44 @@ fn a_list_cut_short_by_its_reader_is_no_failure() {
     assert!(output.stderr.is_empty(), "{output:?}");
 }
 
+/// Runs the command with a standard output that nobody reads.
+fn unread(sandbox: &Sandbox, args: &[&str]) -> (i32, String) {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = sandbox.leasehold(args).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+    (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn an_answer_keeps_its_code_when_its_reader_has_left() {
+    let sandbox = Sandbox::new();
+    sandbox.run(&["run", "job", "--", "true"]).assert_code(0);
+    let lease = sandbox.run(&["acquire", "x", "--ttl", "1m"]).stdout;
+    sandbox.run(&["release", "--lease", lease.trim()]).assert_code(0);
+    for (args, code) in [
+        (&["check", "nothere", "--succeeded-within", "1h", "--json"][..], 1),
+        (&["check", "job", "--succeeded-within", "1h", "--json"], 0),
+        (&["check", "--json", "--lease", lease.trim()], 1),
+        (&["inspect", "--json", "nothere"], 1),
+        (&["inspect", "job"], 0),
+        (&["elect", "boss", "--leader", "--json"], 1),
+        (&["history", "--json"], 0),
+        (&["elect", "boss", "--observe"], 0),
+    ] {
+        assert_eq!(unread(&sandbox, args).0, code, "{args:?}");
+    }
+    let (code, stderr) = unread(&sandbox, &["acquire", "x", "--ttl", "1m"]);
+    assert_eq!((code, sandbox.holders("x")), (69, 0), "{stderr}");
+    assert!(stderr.contains("so it was released: nobody reads standard output"), "{stderr}");
+}
+
+#[test]
+fn a_report_to_standard_output_that_nobody_reads_is_told() {
+    let sandbox = Sandbox::new();
+    let (code, stderr) = unread(&sandbox, &["run", "--report", "-", "x", "--", "true"]);
+    assert_eq!((code, stderr.as_str()), (0, "leasehold: warning: --report: nobody reads standard output\n"));
+}
+
 #[test]
 fn arguments_and_names_of_any_bytes_pass() {
     use std::{ffi::OsStr, os::unix::ffi::OsStrExt};

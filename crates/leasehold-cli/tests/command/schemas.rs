@@ -197,7 +197,12 @@ fn watch_fits_its_schema() {
 fn commands_on_a_lease_fit_their_schemas() {
     let sandbox = Sandbox::new();
     let acquired = sandbox.run(&["acquire", "--json", "x", "--ttl", "1m"]);
-    assert_eq!(check_lines("acquire", &acquired.stdout), 1);
+    assert_eq!((check_lines("acquire", &acquired.stdout), check_lines("event", &acquired.stderr)), (1, 1));
+    let event: Value = serde_json::from_str(&acquired.stderr).unwrap();
+    assert_eq!((&event["event"], &event["lock"]), (&"acquired".into(), &"x".into()), "{event}");
+    for field in ["fence", "waited_ms"] {
+        assert_eq!(event[field], acquired.json()[field], "{event}");
+    }
     let lease = acquired.json()["lease"].as_str().unwrap().to_owned();
     let file = sandbox.path("file");
     let hidden =

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -363,6 +363,20 @@ pub(crate) fn switches(pid: i32) -> u64 {
             counts.map(|line| line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()).collect::<Vec<_>>()
         })
         .sum()
+}
+
+/// Whether the tests run as root, who can become another user.
+pub(crate) fn is_root() -> bool {
+    geteuid().is_root()
+}
+
+/// Says that a test is skipped because this machine lacks what it needs.
+///
+/// Root has it, or can install it: where changes are checked as root, that is a failure.
+pub(crate) fn skip(needs: &str) {
+    let is_checked = std::env::var_os("CI").is_some() && is_root();
+    assert!(!is_checked, "the test needs {needs}");
+    eprintln!("skipped: the test needs {needs}");
 }
 
 pub(crate) fn kill(pid: i32) {

@@ -12,11 +12,14 @@ use std::{
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::{Running, Sandbox, kill, state_of, until};
+use super::{Running, Sandbox, is_alive, kill, read_soon, state_of, until};
 
 /// All of it.
 pub(crate) fn everything(sandbox: &Sandbox) {
     a_stopped_waiter_leaves_the_queue(sandbox);
+    one_who_waits_says_what_for(sandbox);
+    what_outlives_a_command_is_stopped(sandbox);
+    a_command_that_ignores_term_is_killed(sandbox);
     a_failure_and_a_skip_run_their_hooks(sandbox);
     a_run_that_is_told_to_end_runs_its_hook(sandbox);
     runs_are_counted_and_recorded(sandbox);
@@ -47,6 +50,62 @@ pub(crate) fn a_stopped_waiter_leaves_the_queue(sandbox: &Sandbox) {
     until("it waits again", || sandbox.waiters("x") == 1);
     holder.signal(Signal::TERM);
     assert_eq!((holder.code(), waiter.code()), (143, 0));
+
+    // The background process of `--while-pid` leaves it, too.
+    let mut holder = sandbox.hold("x");
+    let mut command = sandbox.command("sleep");
+    command.arg("999");
+    let sleeper = Running::of(command);
+    let mut command = sandbox.leasehold(&["acquire", "x", "--while-pid", &sleeper.pid().to_string()]);
+    command.stdout(Stdio::piped());
+    let waiter = Running::of(command);
+    until("it waits", || sandbox.waiters("x") == 1);
+    waiter.signal(Signal::TSTP);
+    until("it stops", || state_of(waiter.pid()) == Some('T'));
+    assert_eq!(sandbox.keeper(), None, "nobody waits in its place");
+    until("the queue is left", || sandbox.waiters("x") == 0);
+    waiter.signal(Signal::CONT);
+    until("it waits again", || sandbox.waiters("x") == 1);
+    holder.signal(Signal::TERM);
+    assert_eq!(holder.code(), 143);
+    let kept = waiter.finish();
+    kept.assert_code(0);
+    sandbox.run(&["release", "--lease", kept.stdout.trim()]).assert_code(0);
+    until("its keeper ends", || sandbox.keeper().is_none());
+}
+
+/// A wait off a terminal says after two seconds what it waits for.
+fn one_who_waits_says_what_for(sandbox: &Sandbox) {
+    let mut holder = sandbox.hold("busy");
+    let ran = sandbox.run(&["run", "-w", "2500ms", "busy", "--", "true"]);
+    ran.assert_code(75);
+    let line = ran.stderr.lines().find(|line| line.starts_with("leasehold: waiting for busy — held by "));
+    assert!(line.is_some_and(|line| line.contains(&format!(":{} ", holder.pid()))), "{ran:?}");
+    // Killed, it would leave its lease to the clock.
+    holder.signal(Signal::TERM);
+    holder.wait();
+}
+
+/// What a command leaves behind in its session is stopped before the lock is free.
+fn what_outlives_a_command_is_stopped(sandbox: &Sandbox) {
+    let pid = sandbox.path("left-behind");
+    let script = format!("sleep 999 > /dev/null 2>&1 & echo $! > {}", pid.display());
+    let ran = sandbox.run(&["run", "leaves", "-c", &script]);
+    ran.assert_code(0);
+    let left: i32 = read_soon(&pid).parse().unwrap();
+    assert!(!is_alive(left) && ran.stderr.contains(&format!("({left}) running: TERM, then KILL in 5s")), "{ran:?}");
+    sandbox.run(&["run", "-n", "leaves", "--", "true"]).assert_code(0);
+}
+
+/// With `--kill-after`, KILL follows a TERM that the command ignores, and the lock is released.
+fn a_command_that_ignores_term_is_killed(sandbox: &Sandbox) {
+    let ready = sandbox.path("ignores");
+    let script = format!("trap '' TERM; touch {}; while :; do sleep .02; done", ready.display());
+    let mut stubborn = sandbox.start(&["run", "--kill-after", ".3", "stubborn", "-c", &script]);
+    until("it runs", || ready.exists());
+    stubborn.signal(Signal::TERM);
+    assert_eq!(stubborn.code(), 137);
+    sandbox.run(&["run", "-n", "stubborn", "--", "true"]).assert_code(0);
 }
 
 /// Reads the report that a hook has written to this file, and removes it.
@@ -322,8 +381,9 @@ fn a_script_that_is_killed_frees_its_lock_within_a_second(sandbox: &Sandbox) {
         killed.elapsed()
     };
     // A busy machine may delay some of them.
-    let fastest = (0..5).map(|_| measure()).min().unwrap();
-    assert!(fastest < Duration::from_secs(1), "{fastest:?}");
+    let mut took: Vec<Duration> = (0..5).map(|_| measure()).collect();
+    took.sort_unstable();
+    assert!(took[2] < Duration::from_secs(1), "{took:?}");
 }
 
 /// At once where the lease ends with its process or connection, otherwise after its ttl.
@@ -362,4 +422,20 @@ pub(crate) fn a_run_that_holds_or_waits_has_one_connection(sandbox: &Sandbox, co
     until("the waiter has one", || connections() == before + 2);
     thread::sleep(Duration::from_millis(500));
     assert_eq!(connections(), before + 2, "nor do they get more later");
+}
+
+/// A run of two locks has a second connection only while it holds one and asks for the other.
+pub(crate) fn a_run_of_two_locks_has_two_connections_for_a_while(sandbox: &Sandbox, connections: impl Fn() -> usize) {
+    until("those who were killed are gone", || connections() == 0);
+    let mut holder = sandbox.hold("two-b");
+    until("the holder has one", || connections() == 1);
+    let ready = sandbox.path("has-both");
+    let script = format!("touch {}; exec sleep 600", ready.display());
+    let _waiter = sandbox.start(&["run", "two-a", "--also", "two-b", "-c", &script]);
+    until("it holds one and waits", || sandbox.holders("two-a") == 1 && sandbox.waiters("two-b") == 1);
+    until("it has two", || connections() == 3);
+    holder.signal(Signal::TERM);
+    holder.wait();
+    until("it has both locks", || ready.exists());
+    until("it has one", || connections() == 1);
 }

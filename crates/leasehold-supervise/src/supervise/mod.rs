@@ -69,13 +69,15 @@ pub async fn supervise(
     if let Some(loss) = lost_one(leases) {
         return Err(NotStarted::Lost(loss));
     }
+    let earlier = group::own_descendants();
     let mut supervisor = SupervisorProcess::start(launch, &limits, orders, is_foreground, inherit)?;
     supervisor.order(orders);
     let child = match supervisor.started().await {
         Ok(child) => child,
         Err(error) => {
-            // The command may have run already, if it was the supervisor that failed.
-            group::end_descendants();
+            // The command may have run already, if it was the supervisor that failed. Daemons of an earlier command
+            // are our children, too, and may go on.
+            group::end_children(|pid| earlier.contains(&pid));
             if let Some(terminal) = terminal.filter(|_| is_foreground) {
                 terminal.give_to(process::getpgrp());
             }

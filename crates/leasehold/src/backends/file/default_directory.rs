@@ -46,14 +46,19 @@ impl DefaultDirectory {
     /// If the machine-wide directory exists but cannot be used, this fails instead of falling back to the user's own.
     ///
     /// # Errors
-    /// `PermissionDenied` if the machine-wide directory cannot be examined, is private to another user or is for a
-    /// group that this user is not in; `InvalidConfig` if there is none and the user has no home directory.
+    /// `PermissionDenied` if the machine-wide directory cannot be examined, is no directory, is private to another user
+    /// or is for a group that this user is not in; `InvalidConfig` if there is none and the user has no home directory.
     pub fn find() -> Result<Self> {
         Self::choose(Self::of_machine(), user_state_directory(|name| env::var_os(name)))
     }
 
     fn choose(machine: PathBuf, own: Option<PathBuf>) -> Result<Self> {
         match fs::symlink_metadata(&machine) {
+            Ok(_) if !machine.is_dir() => Err(Error::permission_denied(format!(
+                "file: uses {0}, which is no directory; sudo mv {0} {0}.old && sudo leasehold init file: --group NAME, \
+                 or use another directory: file:///path",
+                machine.display()
+            ))),
             Ok(found) if is_private_to_another(&found) => Err(Error::permission_denied(format!(
                 "file: uses {0}, and only its owner may use that directory; if no lock is held there: sudo mv {0} \
                  {0}.old && sudo leasehold init file: --group NAME, or use another directory: file:///path",
@@ -163,6 +168,19 @@ mod tests {
         assert_eq!(DefaultDirectory::choose(absent.clone(), Some(own.clone())).unwrap(), DefaultDirectory::User(own));
         let error = DefaultDirectory::choose(absent, None).unwrap_err();
         assert!(error.to_string().contains("sudo leasehold init file:"), "{error}");
+    }
+
+    #[test]
+    fn what_is_no_directory_is_not_replaced_by_the_users_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink("nowhere", &link).unwrap();
+        for machine in [file, link] {
+            let error = DefaultDirectory::choose(machine, Some(PathBuf::from("/h/leasehold"))).unwrap_err();
+            assert_eq!(error.kind(), crate::ErrorKind::PermissionDenied);
+            assert!(error.to_string().contains("which is no directory; sudo mv "), "{error}");
+        }
     }
 
     #[test]
