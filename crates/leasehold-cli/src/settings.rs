@@ -52,6 +52,10 @@ impl Settings {
 
         let (place, source) = match (&global.backend, text(env, "LEASEHOLD_URL")?) {
             (Some(flag), _) => (flag.clone(), "-b"),
+            (None, Some(variable)) if variable.trim().is_empty() => {
+                let failure = CommandError::config("LEASEHOLD_URL is set but empty");
+                return Err(failure.hint("give it a URL, or unset it to have the locks on this machine only (file:)"));
+            }
             (None, Some(variable)) => (variable, "LEASEHOLD_URL"),
             (None, None) => (config.default.clone().unwrap_or_else(|| String::from("file:")), "default"),
         };

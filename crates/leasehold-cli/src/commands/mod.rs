@@ -24,6 +24,7 @@ mod version;
 mod watch;
 
 use std::{
+    env,
     ffi::OsString,
     path::{Path, PathBuf},
 };
@@ -37,7 +38,7 @@ use crate::{
     redact,
     settings::{Level, Settings},
     shell,
-    variables::environment,
+    variables::{environment, mistyped},
     work::{connect_retry::ConnectRetry, lock_request::WaitLimit},
 };
 
@@ -66,6 +67,7 @@ fn dispatch(cli: &Cli, args: &[OsString], output: &Output) -> Result<u8> {
         }
         _ => &cli.global,
     };
+    warn_of_mistyped_variables(output);
     let settings = Settings::resolve(global, &environment)?;
     let context = CommandContext { settings, output, args };
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -94,6 +96,16 @@ fn dispatch(cli: &Cli, args: &[OsString], output: &Output) -> Result<u8> {
     });
     runtime.shutdown_background();
     result.map_err(|failure| context.without_secrets(failure))
+}
+
+fn warn_of_mistyped_variables(output: &Output) {
+    if environment("LEASEHOLD_KEEPER").is_some() {
+        // The background process of an `acquire` that has told it.
+        return;
+    }
+    for (name, meant) in mistyped(env::vars_os().map(|(name, _)| name)) {
+        output.print(Line::warning(format!("{name} has no meaning; did you mean {meant}?")));
+    }
 }
 
 /// What to do where the user's own directory cannot be used: a program that runs as another user often keeps `$HOME`.
