@@ -252,12 +252,13 @@ fn no_page_has_commands_that_are_not_run() {
 }
 
 #[test]
-fn every_command_of_the_packaged_examples_works() {
+fn every_command_of_the_packaged_examples_and_of_a_crontab_works() {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/examples");
+    let examples = fs::read_dir(examples).unwrap().map(|file| fs::read_to_string(file.unwrap().path()).unwrap());
+    let crontabs = blocks(README, "crontab").into_iter().map(str::to_owned);
     let folder = folder();
     let mut ran = 0;
-    for file in fs::read_dir(examples).unwrap() {
-        let text = fs::read_to_string(file.unwrap().path()).unwrap();
+    for text in examples.chain(crontabs) {
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             // Kubernetes has a list of words.
             let line = line.replace(", ", " ").replace(['[', ']', '"'], "");
@@ -267,7 +268,7 @@ fn every_command_of_the_packaged_examples_works() {
             ran += 1;
         }
     }
-    assert_eq!(ran, 4, "a crontab, a unit, a CronJob and a job of a CI");
+    assert_eq!(ran, 5, "a crontab, a unit, a CronJob, a job of a CI, and the crontab of the README");
 }
 
 #[test]
