@@ -155,6 +155,8 @@ fn settings_that_cannot_be_used_are_78() {
         (&["-b", "file:relative", "list"], "relative"),
         (&["-b", "file:///x?colour=red", "list"], "colour"),
         (&["-b", "redlock://a,b,c?colour=red", "list"], "colour"),
+        (&["-b", "redlock://a", "list"], "not 1: for one server use redis://"),
+        (&["-b", "redlock://a,b,c,d", "list"], "not 4: an even number"),
         (&["-b", "prod", "list"], "prod"),
         (&["--namespace", "a/b", "list"], "namespace"),
         (&["--config", "/nonexistent.toml", "list"], "/nonexistent.toml"),
