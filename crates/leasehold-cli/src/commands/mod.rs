@@ -203,18 +203,24 @@ impl CommandContext<'_> {
         }
     }
 
-    /// What to type where a line for a shell was given as a program.
-    pub(crate) fn shell_hint(&self, verb: &str, name: &str, command: &[OsString]) -> Option<String> {
+    /// What to do if there is no such program: it was a line for a shell, or is looked for in another place than meant.
+    pub(crate) fn not_found_hint(&self, verb: &str, name: &str, command: &[OsString]) -> Option<String> {
         let (program, rest) = command.split_first()?;
         let text = program.to_str()?;
-        let is_for_a_shell = text.contains(|c: char| c.is_whitespace() || ";|&><$".contains(c));
-        if !is_for_a_shell || Path::new(program).exists() {
-            return None;
+        let is_path = text.contains('/');
+        if Path::new(program).exists() {
+            let is_here = !is_path && Path::new(program).is_file();
+            return is_here.then(|| format!("not found in PATH; there is ./{text}"));
         }
-        // The arguments may hold secrets.
-        let line = if rest.is_empty() { text.to_owned() } else { format!("{text} …") };
-        let words = format!("{verb} {} -c {}", shell::word(name), shell::word(&line));
-        Some(format!("for a shell command: {}", self.settings.command(&words)))
+        if text.contains(|c: char| c.is_whitespace() || ";|&><$".contains(c)) {
+            // The arguments may hold secrets.
+            let line = if rest.is_empty() { text.to_owned() } else { format!("{text} …") };
+            let words = format!("{verb} {} -c {}", shell::word(name), shell::word(&line));
+            return Some(format!("for a shell command: {}", self.settings.command(&words)));
+        }
+        let is_relative = is_path && !text.starts_with('/');
+        let directory = is_relative.then(env::current_dir)?.ok()?;
+        Some(format!("the working directory is {}", directory.display()))
     }
 
     fn without_secrets(&self, failure: CommandError) -> CommandError {

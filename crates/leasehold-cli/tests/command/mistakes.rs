@@ -257,6 +257,26 @@ fn a_line_for_a_shell_is_no_program() {
 }
 
 #[test]
+fn a_program_that_is_looked_for_in_another_place_is_told() {
+    let sandbox = Sandbox::new();
+    let here = sandbox.path("here");
+    fs::create_dir(&here).unwrap();
+    fs::write(here.join("report.sh"), "#!/bin/sh\n").unwrap();
+    fs::set_permissions(here.join("report.sh"), fs::Permissions::from_mode(0o755)).unwrap();
+    for (program, hint) in [
+        ("report.sh", String::from("not found in PATH; there is ./report.sh")),
+        ("bin/report.sh", format!("the working directory is {}", here.canonicalize().unwrap().display())),
+    ] {
+        let mut command = sandbox.leasehold(&["run", "x", "--", program]);
+        command.current_dir(&here);
+        assert_clear(&Ran::of(command), 127, &format!("leasehold:   {hint}\n"));
+    }
+    let mut command = sandbox.leasehold(&["run", "x", "--", "./report.sh"]);
+    command.current_dir(&here);
+    Ran::of(command).assert_code(0);
+}
+
+#[test]
 fn help_and_version_are_answers() {
     let sandbox = Sandbox::new();
     for args in [&["--help"][..], &["run", "--help"], &["--version"], &["-V"], &["version"]] {
