@@ -262,13 +262,15 @@ fn every_command_of_the_packaged_examples_and_of_a_crontab_works() {
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             // Kubernetes has a list of words.
             let line = line.replace(", ", " ").replace(['[', ']', '"'], "");
-            let Some((_, command)) = line.split_once("leasehold run ") else { continue };
-            let (ours, _) = command.split_once(" -- ").unwrap();
-            run(folder.path(), &as_run(&format!("leasehold run {ours} -- true")));
-            ran += 1;
+            for verb in ["run", "elect"] {
+                let Some((_, command)) = line.split_once(&format!("leasehold {verb} ")) else { continue };
+                let (ours, _) = command.split_once(" -- ").unwrap();
+                run(folder.path(), &as_run(&format!("leasehold {verb} {ours} -- true")));
+                ran += 1;
+            }
         }
     }
-    assert_eq!(ran, 5, "a crontab, a unit, a CronJob, a job of a CI, and the crontab of the README");
+    assert_eq!(ran, 6, "a crontab, two units, a CronJob, a job of a CI, and the crontab of the README");
 }
 
 #[test]
