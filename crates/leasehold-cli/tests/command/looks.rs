@@ -44,7 +44,9 @@ fn a_list_shows_who_holds_and_who_waits() {
         let list = sandbox.run(&[&["list", "--json"], args].concat()).json();
         list["locks"].as_array().unwrap().iter().map(|lock| lock["name"].as_str().unwrap().to_owned()).collect()
     };
-    assert_eq!(names(&["n"]), ["nightly-report"]);
+    for prefix in ["n", "n*", "nightly-report*"] {
+        assert_eq!(names(&[prefix]), ["nightly-report"]);
+    }
     assert_eq!(names(&["--waiting"]), ["nightly-report"]);
     assert_eq!(names(&["--holder", "web-*"]), ["catalog"]);
     assert_eq!(names(&["--mode", "permit"]), ["gpu"]);
@@ -54,6 +56,22 @@ fn a_list_shows_who_holds_and_who_waits() {
     assert_eq!(names(&["--sort", "expiry"])[0], "deploy");
     assert_eq!(names(&["--sort", "age"])[0], "nightly-report");
     assert_eq!(sandbox.run(&["list", "--no-headers", "gpu"]).stdout.lines().count(), 1);
+}
+
+#[test]
+fn a_prefix_that_no_name_has_is_told() {
+    let sandbox = Sandbox::new();
+    let _holder = sandbox.hold("deploy:prod");
+    let told = sandbox.run(&["list", "dpeloy"]);
+    told.assert_code(0);
+    let words = "leasehold: nobody holds or waits for a lock whose name begins with dpeloy\n\
+                 leasehold:   a similar name: leasehold list deploy:prod\n";
+    assert_eq!(told.stderr, words);
+    assert!(sandbox.run(&["list", "qqqq*"]).stderr.ends_with("begins with qqqq\n"));
+    for args in [&["list", "deploy:*"][..], &["list", "--waiting", "deploy"], &["list", "--no-headers", "q"]] {
+        assert_eq!(sandbox.run(args).stderr, "", "{args:?}");
+    }
+    assert_eq!(sandbox.run(&["list", "--json", "q"]).stderr, "");
 }
 
 #[test]
@@ -162,7 +180,7 @@ fn watch_tells_what_happens_as_it_happens() {
         running
     };
     let _all = watch(&["--json"], &all);
-    let _some = watch(&["x", "--event", "released"], &some);
+    let _some = watch(&["x*", "--event", "released"], &some);
     sandbox.run(&["run", "x", "--", "true"]).assert_code(0);
     sandbox.run(&["run", "y", "--", "true"]).assert_code(0);
     until("all are told", || fs::read_to_string(&all).unwrap().lines().count() == 4);
