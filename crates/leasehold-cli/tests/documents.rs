@@ -292,8 +292,9 @@ fn the_picture_shows_what_its_text_says() {
 fn the_script_that_locks_itself_runs_once_under_its_lock() {
     let folder = folder();
     script(folder.path(), "report.sh", "#!/bin/sh\necho \"under $LEASEHOLD_LOCK\"\n");
-    let text = blocks(README, "sh").remove(0);
-    script(folder.path(), "itself.sh", text);
+    // Many scripts refuse variables that are not set.
+    let text = blocks(README, "sh").remove(0).replacen('\n', "\nset -u\n", 1);
+    script(folder.path(), "itself.sh", &text);
     assert_eq!(run(folder.path(), "./itself.sh"), "under nightly-report\n");
 }
 
