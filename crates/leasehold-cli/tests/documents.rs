@@ -299,6 +299,17 @@ fn the_script_that_locks_itself_runs_once_under_its_lock() {
 }
 
 #[test]
+fn every_script_of_the_readme_works() {
+    let folder = folder();
+    let scripts = blocks(README, "sh");
+    let with_leases: Vec<&str> = scripts.into_iter().filter(|text| text.starts_with("lease=$(")).collect();
+    assert_eq!(with_leases.len(), 2, "the others have tests of their own");
+    for text in with_leases {
+        run(folder.path(), text);
+    }
+}
+
+#[test]
 fn every_replacement_for_another_command_works() {
     let commands = last_column(MIGRATING);
     assert!(commands.len() >= 12, "only {} commands were found", commands.len());
