@@ -287,6 +287,16 @@ fn what_is_said_of_a_lost_connection_never_shows_the_password() {
 }
 
 #[test]
+fn a_password_in_the_place_of_the_user_is_told() {
+    let (sandbox, server) = (Sandbox::new(), Server::with(&["--save", "", "--requirepass", "hunter2"]));
+    let refused = Ran::of(on(&sandbox, &format!("redis://hunter2@127.0.0.1:{}", server.port()), &["list"]));
+    refused.assert_code(77);
+    assert!(refused.stderr.contains("; the password follows a colon: redis://:PASSWORD@host\n"), "{refused:?}");
+    let refused = Ran::of(on(&sandbox, &format!("redis://127.0.0.1:{}", server.port()), &["list"]));
+    assert!(refused.stderr.contains("give user and password in the URL"), "{refused:?}");
+}
+
+#[test]
 fn a_leader_that_was_not_renewed_in_time_says_so() {
     let (sandbox, server) = (Sandbox::new(), Server::start());
     let proxy = Proxy::to(server.port());

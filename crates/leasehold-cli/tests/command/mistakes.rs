@@ -31,6 +31,28 @@ fn a_name_that_begins_with_a_hyphen_leaves_room_for_a_command_behind_its_own_hyp
 }
 
 #[test]
+fn a_server_that_is_not_there_is_told_with_what_to_check() {
+    let sandbox = Sandbox::new();
+    for (url, words) in [
+        ("redis://a..b", "; check the host name; tried for 200ms"),
+        ("redis+cluster://a..b", "; check the host name; tried for 200ms"),
+        ("redis://127.0.0.1:1", "; does it run there?; tried for 200ms"),
+        ("postgres://a..b/x", "; check the host name; tried for 200ms"),
+        ("postgres://a..b/x?liveness=connection", "; check the host name; tried for 200ms"),
+        ("postgres://127.0.0.1:1/x", "; does it run there?; tried for 200ms"),
+        ("postgres://%2Fnonexistent/x", "postgres at /nonexistent/.s.PGSQL.5432, database x: "),
+    ] {
+        let ran = Ran::of(sandbox.bare(&["-b", url, "--connect-timeout", "200ms", "list"]));
+        assert_clear(&ran, 69, words);
+    }
+    // It accepts connections and says nothing, as a server without TLS does during a handshake.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("rediss://{}", listener.local_addr().unwrap());
+    let ran = Ran::of(sandbox.bare(&["-b", &url, "--connect-timeout", "300ms", "run", "x", "true"]));
+    assert_clear(&ran, 69, " did not answer; does the server speak TLS? otherwise redis://; tried for 300ms");
+}
+
+#[test]
 fn a_server_that_hangs_up_is_described_by_what_it_did_and_not_by_the_last_moment() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://{}", listener.local_addr().unwrap());

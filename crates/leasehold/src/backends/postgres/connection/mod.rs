@@ -251,7 +251,8 @@ impl Connector {
                     continue;
                 }
                 Err(error) => {
-                    let message = format!("cannot connect to postgres at {}: {error}", self.place);
+                    let advice = super::errors::to_check(&error.to_string());
+                    let message = format!("cannot connect to postgres at {}: {error}; {advice}", self.place);
                     failure = Failure::new(Kind::Unavailable, message);
                     continue;
                 }
