@@ -93,6 +93,14 @@ fn init_prepares_a_database_once_also_when_two_do_at_once() {
 }
 
 #[test]
+fn a_database_that_is_not_there_is_told_with_what_to_do() {
+    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
+    let refused = run(&sandbox, &server.url_of("postgres", "nonesuch"), &["list"]);
+    refused.assert_code(78);
+    assert!(refused.stderr.contains("[3D000] (create it, or correct its name in the URL)"), "{refused:?}");
+}
+
+#[test]
 fn printed_statements_make_the_same_schema_as_init() {
     let (sandbox, server) = (Sandbox::new(), Postgres::shared());
     let (made, printed) = (database(&server, "init_made"), database(&server, "init_printed"));
