@@ -214,6 +214,9 @@ fn evict_takes_away_what_was_looked_at_and_nothing_else() {
     command.env("SUDO_USER", "alice").env("SSH_CONNECTION", "10.0.0.7 5022 10.0.0.1 22");
     Ran::of(command).assert_code(0);
     assert_eq!(holder.code(), 121);
+    let free = sandbox.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]);
+    free.assert_code(1);
+    assert!(free.stderr.ends_with("leasehold:   see how it ended: leasehold history x\n"), "{free:?}");
     let history = sandbox.run(&["history", "x"]).stdout;
     assert!(history.contains("evicted") && history.contains("host gone (by alice@"), "{history}");
     assert!(history.contains(" from 10.0.0.7)"), "{history}");
