@@ -230,6 +230,8 @@ fn doctor_tells_what_is_well_and_what_is_not() {
     for words in ["ok    reachable ", " median, ", "fences: yes · fair queue: yes", "0 failures, "] {
         assert!(ran.stdout.contains(words), "{words}: {ran:?}");
     }
+    let is_temporary = ["/tmp", "/var/tmp"].iter().any(|temporary| sandbox.path("locks").starts_with(temporary));
+    assert_eq!(ran.stdout.contains("warn  temporary "), is_temporary, "{ran:?}");
     sandbox.run(&["acquire", "x", "--ttl", "1m"]).assert_code(0);
     fs::write(sandbox.path("locks/default/records/x.json"), "nonsense").unwrap();
     let ran = sandbox.run(&["doctor"]);
