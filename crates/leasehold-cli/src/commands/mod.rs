@@ -188,7 +188,11 @@ impl CommandContext<'_> {
 
     /// Adds what to do to a backend that cannot be opened; for a database that is not ready, the command that makes
     /// it so.
-    fn advise(&self, failure: CommandError) -> CommandError {
+    fn advise(&self, mut failure: CommandError) -> CommandError {
+        // The library names all that it knows; `memory:` is refused here.
+        if failure.code == exit::CONFIG {
+            failure.message = failure.message.replace("known here: memory:, ", "known here: ");
+        }
         // A message that names the owner's URL has the whole command already.
         if lacks_schema(&failure) && failure.message.contains("`leasehold init`") {
             return failure.hint(self.settings.command("init"));
