@@ -30,6 +30,9 @@ pub(crate) struct Config {
     /// Where it was read from.
     #[serde(skip)]
     pub(crate) path: PathBuf,
+    /// Where it was looked for, if it was not found.
+    #[serde(skip)]
+    looked_at: Vec<PathBuf>,
 }
 
 /// Values for flags that are not given.
@@ -92,7 +95,7 @@ impl Config {
         }
         match usual.iter().find(|path| path.exists()) {
             Some(path) => Self::read(path),
-            None => Ok(Self::default()),
+            None => Ok(Self { looked_at: usual.to_vec(), ..Self::default() }),
         }
     }
 
@@ -112,8 +115,10 @@ impl Config {
     pub(crate) fn profile(&self, name: &str) -> Result<&Profile> {
         self.backend.get(name).ok_or_else(|| {
             if self.path.as_os_str().is_empty() {
+                let paths: Vec<String> = self.looked_at.iter().map(|path| path.display().to_string()).collect();
                 return CommandError::config(format!(
-                    "'{name}' is not a URL, and there is no config file with profiles"
+                    "'{name}' is not a URL, and there is no config file with profiles ({})",
+                    paths.join(", ")
                 ))
                 .hint("a URL has a colon: -b file: or -b redis://host");
             }

@@ -97,10 +97,17 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
         Some(message) => format!("{message}write a number"),
         None => message.to_owned(),
     };
-    let tip = paragraphs.find_map(|paragraph| tip(&paragraph)).or_else(|| usage::similar_command(error));
+    let tip = usage::called_here(error).or_else(|| paragraphs.find_map(|paragraph| tip(&paragraph)));
+    let tip = tip.or_else(|| usage::similar_command(error));
     let invalid = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(word)) if error.kind() == ErrorKind::UnknownArgument => word.as_str(),
         _ => "",
+    };
+    // As for a flag that is found where the command to run should be.
+    let is_flag = invalid.strip_prefix('-').is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()));
+    let message = match usage::command_name(args) {
+        Some(command) if is_flag => format!("{command} has no option {invalid}"),
+        _ => message,
     };
     let is_number = invalid.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
     let tip =
@@ -114,6 +121,11 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
         ),
         Some("evict") if error.kind() == ErrorKind::MissingRequiredArgument && message.contains("--fence") => {
             usage::fence_hint(&line)
+        }
+        Some("check")
+            if error.kind() == ErrorKind::MissingRequiredArgument && message.contains("--succeeded-within") =>
+        {
+            String::from(usage::CHECK_HINT)
         }
         Some(command) => format!("see: leasehold {command} --help"),
         None => String::from("see: leasehold --help"),

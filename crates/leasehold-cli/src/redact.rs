@@ -21,6 +21,17 @@ pub(crate) fn url(text: &str) -> String {
     shown
 }
 
+/// The URL to paste, which leaves its passwords out: `postgres://app@db/prod`.
+pub(crate) fn without_passwords(text: &str) -> String {
+    let safe = url(text);
+    let (address, query) = safe.split_once('?').unwrap_or((safe.as_str(), ""));
+    let address = address.replace("://:***@", "://").replace(",:***@", ",").replace(":***@", "@");
+    let kept: Vec<&str> = query.split('&').filter(|pair| !pair.is_empty() && !pair.ends_with("=***")).collect();
+    let left = if kept.is_empty() { address } else { format!("{address}?{}", kept.join("&")) };
+    // It could not be told where the password ends.
+    if left.contains(HIDDEN) { safe } else { left }
+}
+
 /// The text with every appearance of the URL, and of its password, made safe.
 pub(crate) fn scrub(text: &str, secret_url: &str) -> String {
     let safe = url(secret_url);
@@ -157,6 +168,22 @@ mod tests {
             let safe = url(given);
             assert!(!safe.contains("s3cret"), "{given} shows as {safe}");
             assert_eq!(safe, shown);
+        }
+    }
+
+    #[test]
+    fn a_url_to_paste_has_no_password_and_no_mask() {
+        for (given, pasted) in [
+            ("file:", "file:"),
+            ("redis://cache:6379/0?prefix=a:", "redis://cache:6379/0?prefix=a:"),
+            ("redis://:s3cret@cache:6379/0", "redis://cache:6379/0"),
+            ("redlock://:s3cret@h1,u:s3cret@h2,:s3cret@h3/0", "redlock://h1,u@h2,h3/0"),
+            ("postgres://app:s3cret@db/prod?sslmode=require", "postgres://app@db/prod?sslmode=require"),
+            ("postgres://db/x?password=s3cret&sslmode=require", "postgres://db/x?sslmode=require"),
+            ("postgres://db/x?password=s3cret", "postgres://db/x"),
+            ("redis://:s3cret,s3cret@h", "redis://***@h"),
+        ] {
+            assert_eq!(without_passwords(given), pasted);
         }
     }
 

@@ -36,8 +36,10 @@ pub(crate) struct Settings {
     pub(crate) kill_after: Option<Duration>,
     /// What a child needs in its environment to reach the same locks.
     pub(crate) for_child: Vec<(&'static str, OsString)>,
-    /// The flags among what was typed that say where locks live, safe to print and to paste.
+    /// The flags that say where locks live, safe to print and to paste.
     flags: String,
+    /// `REDISCLI_AUTH=… ` before a command to paste whose URL had to leave the password out.
+    password: &'static str,
 }
 
 impl std::fmt::Debug for Settings {
@@ -54,6 +56,10 @@ impl Settings {
 
         let (place, source) = match (&global.backend, text(env, "LEASEHOLD_URL")?) {
             (Some(flag), _) => (flag.clone(), "-b"),
+            (None, Some(variable)) if variable.trim().is_empty() => {
+                let failure = CommandError::config("LEASEHOLD_URL is set but empty");
+                return Err(failure.hint("give it a URL, or unset it to have the locks on this machine only (file:)"));
+            }
             (None, Some(variable)) => (variable, "LEASEHOLD_URL"),
             (None, None) => (config.default.clone().unwrap_or_else(|| String::from("file:")), "default"),
         };
@@ -74,14 +80,17 @@ impl Settings {
             (None, None) => profile.and_then(|profile| profile.namespace.clone()).unwrap_or_else(default_namespace),
         };
 
+        let url = profile.map_or_else(|| place.clone(), |profile| profile.url.clone());
+        let pasted = to_paste(global, env, &url)?;
         Ok(Self {
-            url: profile.map_or_else(|| place.clone(), |profile| profile.url.clone()),
+            url,
             namespace,
             connect_limit: global.connect_timeout,
             ttl: config.defaults.ttl.map(|length| length.0),
             kill_after: config.defaults.kill_after.map(|length| length.0),
             for_child: for_child(global),
-            flags: place_flags(global),
+            flags: place_flags(&pasted),
+            password: pasted.backend.as_deref().map(password_variable).unwrap_or_default(),
             profile: (!is_url).then_some(place),
         })
     }
@@ -100,9 +109,9 @@ impl Settings {
         }
     }
 
-    /// A command line for people to paste that means the same place as the one they typed.
+    /// A command line for people to paste that means the same place as this command.
     pub(crate) fn command(&self, words: &str) -> String {
-        format!("leasehold {}{words}", self.flags)
+        format!("{}leasehold {}{words}", self.password, self.flags)
     }
 
     /// The URL as anybody may see it.
@@ -158,7 +167,32 @@ fn for_child(global: &Global) -> Vec<(&'static str, OsString)> {
     url.into_iter().chain(namespace).chain(config).collect()
 }
 
-/// `-b redis://cache --namespace billing `, as typed; what the environment says stays true where it is pasted.
+/// The flags for a command to paste: as typed, and for a server as the environment says, which may have said so for
+/// this command alone. Only a URL with a password stays in the environment.
+fn to_paste(global: &Global, env: Environment<'_>, url: &str) -> Result<Global> {
+    let is_local = url.starts_with("file:") || url.starts_with("memory:");
+    let by_variable = text(env, "LEASEHOLD_URL")?.filter(|place| redact::url(place) == *place);
+    if is_local || global.backend.is_some() || by_variable.is_none() {
+        return Ok(global.clone());
+    }
+    Ok(Global {
+        backend: by_variable,
+        namespace: global.namespace.clone().or(text(env, "LEASEHOLD_NAMESPACE")?),
+        config: global.config.clone().or_else(|| env("LEASEHOLD_CONFIG").map(PathBuf::from)),
+        ..global.clone()
+    })
+}
+
+/// The variable that gives the password which this URL loses when it is printed.
+fn password_variable(url: &str) -> &'static str {
+    match url.split(':').next().unwrap_or_default() {
+        _ if redact::url(url) == url => "",
+        "postgres" | "postgresql" => "PGPASSWORD=… ",
+        _ => "REDISCLI_AUTH=… ",
+    }
+}
+
+/// `-b redis://cache --namespace billing `, without passwords.
 pub(crate) fn place_flags(global: &Global) -> String {
     flags_of_place(global.config.as_deref(), global.backend.as_deref(), global.namespace.as_deref())
 }
@@ -166,7 +200,7 @@ pub(crate) fn place_flags(global: &Global) -> String {
 /// The flags that say where locks live, safe to print and to paste.
 pub(crate) fn flags_of_place(config: Option<&Path>, backend: Option<&str>, namespace: Option<&str>) -> String {
     let config = config.map(|path| ("--config", path.to_string_lossy().into_owned()));
-    let backend = backend.map(|url| ("-b", redact::url(url)));
+    let backend = backend.map(|url| ("-b", redact::without_passwords(url)));
     let namespace = namespace.map(|namespace| ("--namespace", namespace.to_owned()));
     let flags = config.into_iter().chain(backend).chain(namespace);
     let words: Vec<String> = flags.map(|(flag, value)| format!("{flag} {} ", shell::word(&value))).collect();
@@ -309,10 +343,32 @@ mod tests {
     }
 
     #[test]
+    fn a_command_to_paste_means_the_same_place() {
+        for (flags, variables, pasted) in [
+            (&["-b", "redis://cache"][..], &[][..], "leasehold -b redis://cache list"),
+            (&["-b", "redis://:s3cret@cache/1"], &[], "REDISCLI_AUTH=… leasehold -b redis://cache/1 list"),
+            (&["-b", "postgres://a:s3cret@db/x"], &[], "PGPASSWORD=… leasehold -b postgres://a@db/x list"),
+            (&[], &[("LEASEHOLD_URL", "redis://cache")], "leasehold -b redis://cache list"),
+            (
+                &[],
+                &[("LEASEHOLD_URL", "redis://cache"), ("LEASEHOLD_NAMESPACE", "n")],
+                "leasehold -b redis://cache --namespace n list",
+            ),
+            (&[], &[("LEASEHOLD_URL", "redis://:s3cret@cache")], "leasehold list"),
+            (&[], &[("LEASEHOLD_URL", "file:///srv/locks")], "leasehold list"),
+        ] {
+            assert_eq!(resolve(flags, variables).unwrap().command("list"), pasted);
+        }
+    }
+
+    #[test]
     fn a_profile_that_is_not_there_is_named() {
         let failure = resolve(&["-b", "prod"], &[("XDG_CONFIG_HOME", "/nonexistent")]).unwrap_err();
         assert_eq!(failure.code, 78);
         assert!(failure.message.contains("prod"), "{}", failure.message);
+        let looked_at = "(/nonexistent/leasehold/config.toml, /etc/leasehold/config.toml)";
+        let is_set_up = Path::new("/etc/leasehold/config.toml").exists();
+        assert!(is_set_up || failure.message.ends_with(looked_at), "{}", failure.message);
         // By that path it would be made for one user, and file: would lead all others there.
         assert!(!failure.hint.unwrap_or_default().contains("/var/lib/leasehold"));
         assert_eq!(resolve(&["--config", "/nonexistent.toml"], &[]).unwrap_err().code, 78);

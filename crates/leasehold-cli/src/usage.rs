@@ -29,6 +29,34 @@ pub(crate) fn of_command(args: &[OsString]) -> Option<clap::Error> {
     (!help.render().to_string().contains("\nCommands:\n")).then_some(help)
 }
 
+/// Commands as other programs call them, and as they are called here.
+const ELSEWHERE: [(&str, &str); 7] = [
+    ("status", "list"),
+    ("ps", "list"),
+    ("unlock", "release"),
+    ("lock", "run"),
+    ("kill", "evict"),
+    ("log", "history"),
+    ("show", "inspect"),
+];
+
+/// What a word of other programs is called here: a command, or the end of a holder that crashed.
+pub(crate) fn called_here(error: &clap::Error) -> Option<String> {
+    if let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidSubcommand) {
+        let (_, ours) = ELSEWHERE.iter().find(|(theirs, _)| theirs == typed)?;
+        return Some(format!("here this is: leasehold {ours}"));
+    }
+    let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidValue) else { return None };
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
+    let is_death = flag.starts_with("--event") && ["crashed", "died", "killed"].contains(&typed.as_str());
+    is_death
+        .then(|| String::from("a holder that crashed is 'disconnected', or 'expired' where its lease had to run out"))
+}
+
+/// What else `check NAME` may have meant.
+pub(crate) const CHECK_HINT: &str =
+    "is it held? leasehold inspect NAME; did it succeed lately? leasehold check NAME --succeeded-within 26h";
+
 /// The command that was meant, if one is a slip of the fingers away: clap misses letters that were swapped.
 pub(crate) fn similar_command(error: &clap::Error) -> Option<String> {
     let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidSubcommand) else { return None };

@@ -252,22 +252,25 @@ fn no_page_has_commands_that_are_not_run() {
 }
 
 #[test]
-fn every_command_of_the_packaged_examples_works() {
+fn every_command_of_the_packaged_examples_and_of_a_crontab_works() {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/examples");
+    let examples = fs::read_dir(examples).unwrap().map(|file| fs::read_to_string(file.unwrap().path()).unwrap());
+    let crontabs = blocks(README, "crontab").into_iter().map(str::to_owned);
     let folder = folder();
     let mut ran = 0;
-    for file in fs::read_dir(examples).unwrap() {
-        let text = fs::read_to_string(file.unwrap().path()).unwrap();
+    for text in examples.chain(crontabs) {
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             // Kubernetes has a list of words.
             let line = line.replace(", ", " ").replace(['[', ']', '"'], "");
-            let Some((_, command)) = line.split_once("leasehold run ") else { continue };
-            let (ours, _) = command.split_once(" -- ").unwrap();
-            run(folder.path(), &as_run(&format!("leasehold run {ours} -- true")));
-            ran += 1;
+            for verb in ["run", "elect"] {
+                let Some((_, command)) = line.split_once(&format!("leasehold {verb} ")) else { continue };
+                let (ours, _) = command.split_once(" -- ").unwrap();
+                run(folder.path(), &as_run(&format!("leasehold {verb} {ours} -- true")));
+                ran += 1;
+            }
         }
     }
-    assert_eq!(ran, 4, "a crontab, a unit, a CronJob and a job of a CI");
+    assert_eq!(ran, 6, "a crontab, two units, a CronJob, a job of a CI, and the crontab of the README");
 }
 
 #[test]
@@ -289,9 +292,21 @@ fn the_picture_shows_what_its_text_says() {
 fn the_script_that_locks_itself_runs_once_under_its_lock() {
     let folder = folder();
     script(folder.path(), "report.sh", "#!/bin/sh\necho \"under $LEASEHOLD_LOCK\"\n");
-    let text = blocks(README, "sh").remove(0);
-    script(folder.path(), "itself.sh", text);
+    // Many scripts refuse variables that are not set.
+    let text = blocks(README, "sh").remove(0).replacen('\n', "\nset -u\n", 1);
+    script(folder.path(), "itself.sh", &text);
     assert_eq!(run(folder.path(), "./itself.sh"), "under nightly-report\n");
+}
+
+#[test]
+fn every_script_of_the_readme_works() {
+    let folder = folder();
+    let scripts = blocks(README, "sh");
+    let with_leases: Vec<&str> = scripts.into_iter().filter(|text| text.starts_with("lease=$(")).collect();
+    assert_eq!(with_leases.len(), 2, "the others have tests of their own");
+    for text in with_leases {
+        run(folder.path(), text);
+    }
 }
 
 #[test]

@@ -61,9 +61,10 @@ fn init_prepares_a_database_once_also_when_two_do_at_once() {
     let url = database(&server, "init_twice");
     let unprepared = run(&sandbox, &url, &["run", "x", "--", "true"]);
     unprepared.assert_code(78);
-    assert!(unprepared.stderr.ends_with("leasehold:   leasehold init\n"), "{unprepared:?}");
     let by_flag = Ran::of(sandbox.bare(&["-b", &url, "run", "x", "--", "true"]));
-    assert!(by_flag.stderr.contains(&format!("leasehold:   leasehold -b {url} init\n")), "{by_flag:?}");
+    for ran in [unprepared, by_flag] {
+        assert!(ran.stderr.ends_with(&format!("leasehold:   leasehold -b {url} init\n")), "{ran:?}");
+    }
 
     let piped = || {
         let mut command = on(&sandbox, &url, &["init", "--json", "--expose", "public"]);
@@ -89,6 +90,14 @@ fn init_prepares_a_database_once_also_when_two_do_at_once() {
     assert!(busy.stderr.contains("job is held by a"), "{busy:?}");
     assert_eq!(psql(&url, "select lock_name, holder_id from distributed_locks"), "job|a");
     assert_eq!(psql(&url, "select release_lock(p_lock_name => 'job', p_holder_id => 'a')"), "t");
+}
+
+#[test]
+fn a_database_that_is_not_there_is_told_with_what_to_do() {
+    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
+    let refused = run(&sandbox, &server.url_of("postgres", "nonesuch"), &["list"]);
+    refused.assert_code(78);
+    assert!(refused.stderr.contains("[3D000] (create it, or correct its name in the URL)"), "{refused:?}");
 }
 
 #[test]

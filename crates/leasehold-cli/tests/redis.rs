@@ -195,6 +195,21 @@ fn redlock_nodes_that_do_not_vote_yet_are_waited_for() {
 }
 
 #[test]
+fn nodes_that_are_too_young_to_vote_are_told_with_what_to_do() {
+    let (sandbox, servers) = (Sandbox::new(), [Server::start(), Server::start(), Server::start()]);
+    let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
+    let url = format!("redlock://{}", hosts.join(","));
+    let refused = Ran::of(on(&sandbox, &url, &["run", "-w", "1s", "x", "--", "true"]));
+    refused.assert_code(69);
+    for words in ["; ready in ", ": try again then, or use --connect-timeout ", "0s or more, if any)"] {
+        assert!(refused.stderr.contains(words), "{words}: {refused:?}");
+    }
+    let doctor = Ran::of(on(&sandbox, &url, &["doctor"]));
+    doctor.assert_code(1);
+    assert!(doctor.stdout.contains("FAIL  votes ") && doctor.stdout.contains("nothing is granted for "), "{doctor:?}");
+}
+
+#[test]
 fn a_server_of_another_kind_is_told_from_a_redis() {
     let sandbox = Sandbox::new();
     let web = TcpListener::bind(("127.0.0.1", 0)).unwrap();
@@ -269,6 +284,16 @@ fn what_is_said_of_a_lost_connection_never_shows_the_password() {
     ran.assert_code(121);
     assert!(ran.stderr.contains(&format!("127.0.0.1:{}", proxy.port())), "it says what cannot be reached: {ran:?}");
     assert!(ran.stderr.lines().count() > 1 && !format!("{ran:?}").contains("hunter2"), "{ran:?}");
+}
+
+#[test]
+fn a_password_in_the_place_of_the_user_is_told() {
+    let (sandbox, server) = (Sandbox::new(), Server::with(&["--save", "", "--requirepass", "hunter2"]));
+    let refused = Ran::of(on(&sandbox, &format!("redis://hunter2@127.0.0.1:{}", server.port()), &["list"]));
+    refused.assert_code(77);
+    assert!(refused.stderr.contains("; the password follows a colon: redis://:PASSWORD@host\n"), "{refused:?}");
+    let refused = Ran::of(on(&sandbox, &format!("redis://127.0.0.1:{}", server.port()), &["list"]));
+    assert!(refused.stderr.contains("give user and password in the URL"), "{refused:?}");
 }
 
 #[test]

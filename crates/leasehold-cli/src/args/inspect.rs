@@ -14,7 +14,7 @@ use crate::duration;
                         leasehold list -w deploy:                    again whenever it changes, until Ctrl-C")]
 #[allow(clippy::struct_excessive_bools, reason = "flags are flags")]
 pub(crate) struct ListArgs {
-    /// Only locks whose names begin with this prefix
+    /// Only locks whose names begin with this prefix; a trailing * may follow it
     #[arg(value_name = "PREFIX")]
     pub(crate) prefix: Option<String>,
     /// Only locks that are held
@@ -99,7 +99,7 @@ pub(crate) struct InspectArgs {
                         leasehold watch --json deploy:            names that begin so, an object in each line\n  \
                         leasehold watch --event evicted,expired   locks that were taken away or ran out")]
 pub(crate) struct WatchArgs {
-    /// Only locks whose names begin with this prefix
+    /// Only locks whose names begin with this prefix; a trailing * may follow it
     #[arg(value_name = "PREFIX")]
     pub(crate) prefix: Option<String>,
     /// Only these events: waiting, acquired, ended, or how it ended (as in `history`); may be repeated

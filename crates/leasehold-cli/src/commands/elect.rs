@@ -164,7 +164,7 @@ fn work(
     locks: &Leasehold,
 ) -> Work {
     let leases = [guard.lease().clone()];
-    let if_not_found = context.shell_hint("elect", &args.name, &command);
+    let if_not_found = context.not_found_hint("elect", &args.name, &command);
     Work {
         launch: Launch {
             command,

@@ -99,8 +99,10 @@ fn no_such_fence(context: &CommandContext<'_>, name: &Resource, args: &EvictArgs
         held => format!("it is held under fence {} now", held.join(", ")),
     };
     let words = format!("nobody holds {name} under fence {}: {now}; nothing was changed", args.fence);
-    let inspect = context.settings.command(&format!("inspect {}", shell::operand(name.as_str())));
-    context.output.print(Line::new("no_such_fence", words).hint(format!("see who holds it: {inspect}")));
+    let (what, verb) =
+        if current.is_empty() { ("see how it ended", "history") } else { ("see who holds it", "inspect") };
+    let look = context.settings.command(&format!("{verb} {}", shell::operand(name.as_str())));
+    context.output.print(Line::new("no_such_fence", words).hint(format!("{what}: {look}")));
     Ok(exit::NO)
 }
 

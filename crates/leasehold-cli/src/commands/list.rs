@@ -11,6 +11,7 @@ use serde_json::json;
 use super::{
     CommandContext,
     lock_summary::{LockSummary, expiry_words},
+    unknown_lock,
 };
 use crate::{
     args::{ListArgs, SortBy},
@@ -31,9 +32,17 @@ const PAGE: usize = 1000;
 /// Prints the list, once or as it changes.
 pub(crate) async fn run(context: &CommandContext<'_>, args: &ListArgs) -> Result<u8> {
     let locks = context.connect().await?;
-    let names = args.prefix.clone().map_or(Names::All, Names::Prefix);
+    let names = args.prefix.as_deref().map_or(Names::All, with_prefix);
     if !args.watch {
-        json::write(&render(context, args, &locks, &names).await?)?;
+        let found = collect(args, &locks, &names).await?;
+        json::write(&shown(context, args, &locks, &found))?;
+        if let Names::Prefix(prefix) = &names
+            && !prefix.is_empty()
+            && found.locks.is_empty()
+            && !is_narrowed(args)
+        {
+            context.output.print(unknown_lock::no_such_prefix(context, &locks, prefix).await);
+        }
         return Ok(exit::OK);
     }
     let mut events = locks.watch(names.clone()).await?;
@@ -62,8 +71,30 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &ListArgs) -> Result
     }
 }
 
+/// The names that begin so; with or without a trailing `*`, as `history` has it.
+pub(super) fn with_prefix(typed: &str) -> Names {
+    Names::Prefix(typed.strip_suffix('*').unwrap_or(typed).to_owned())
+}
+
+/// Whether the lines of scripts are asked for, or more than a prefix says which locks are wanted.
+fn is_narrowed(args: &ListArgs) -> bool {
+    let by_flag = args.held || args.waiting || args.no_headers;
+    by_flag || args.holder.is_some() || args.mode.is_some() || args.older_than.is_some()
+}
+
+/// The locks to show.
+struct Listed {
+    locks: Vec<LockSummary>,
+    /// Whether `--limit` left some out.
+    truncated: bool,
+}
+
 async fn render(context: &CommandContext<'_>, args: &ListArgs, locks: &Leasehold, names: &Names) -> Result<String> {
-    let (found, truncated) = collect(args, locks, names).await?;
+    Ok(shown(context, args, locks, &collect(args, locks, names).await?))
+}
+
+fn shown(context: &CommandContext<'_>, args: &ListArgs, locks: &Leasehold, listed: &Listed) -> String {
+    let Listed { locks: found, truncated } = listed;
     let waiting: usize = found.iter().map(|lock| lock.waiters.len()).sum();
     let settings = &context.settings;
     let kind = locks.guarantees().kind;
@@ -77,10 +108,10 @@ async fn render(context: &CommandContext<'_>, args: &ListArgs, locks: &Leasehold
             "profile": settings.profile,
             "namespace": settings.namespace,
         });
-        return Ok(format!("{object}\n"));
+        return format!("{object}\n");
     }
     let mut table = Table::new((!args.no_headers && !found.is_empty()).then_some(&HEADER));
-    for lock in &found {
+    for lock in found {
         table.row(vec![
             lock.name.to_string(),
             lock.mode_words(),
@@ -105,16 +136,16 @@ async fn render(context: &CommandContext<'_>, args: &ListArgs, locks: &Leasehold
         {
             let _infallible = write!(place, " ({remark})");
         }
-        let more = if truncated { " (there are more: use a higher --limit)" } else { "" };
+        let more = if *truncated { " (there are more: use a higher --limit)" } else { "" };
         let namespace = &settings.namespace;
         let _infallible =
             writeln!(text, "{count} {locks_word}{more}, {waiting} waiting · {place} · namespace {namespace}");
     }
-    Ok(text)
+    text
 }
 
-/// Returns the locks that match the arguments, sorted, and whether `--limit` left some out.
-async fn collect(args: &ListArgs, locks: &Leasehold, names: &Names) -> Result<(Vec<LockSummary>, bool)> {
+/// Returns the locks that match the arguments, sorted.
+async fn collect(args: &ListArgs, locks: &Leasehold, names: &Names) -> Result<Listed> {
     let mut found = Vec::new();
     let mut filter = ListFilter::new(names.clone()).limit(PAGE);
     loop {
@@ -133,7 +164,7 @@ async fn collect(args: &ListArgs, locks: &Leasehold, names: &Names) -> Result<(V
     }
     let truncated = found.len() > args.limit;
     found.truncate(args.limit);
-    Ok((found, truncated))
+    Ok(Listed { locks: found, truncated })
 }
 
 fn is_wanted(args: &ListArgs, lock: &LockSummary) -> bool {

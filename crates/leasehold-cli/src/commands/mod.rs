@@ -24,6 +24,7 @@ mod version;
 mod watch;
 
 use std::{
+    env,
     ffi::OsString,
     path::{Path, PathBuf},
 };
@@ -38,7 +39,7 @@ use crate::{
     redact,
     settings::{Level, Settings},
     shell,
-    variables::environment,
+    variables::{environment, mistyped},
     work::{connect_retry::ConnectRetry, lock_request::WaitLimit},
 };
 
@@ -67,6 +68,7 @@ fn dispatch(cli: &Cli, args: &[OsString], output: &Output) -> Result<u8> {
         }
         _ => &cli.global,
     };
+    warn_of_mistyped_variables(output);
     let settings = Settings::resolve(global, &environment)?;
     let context = CommandContext { settings, output, args };
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -95,6 +97,16 @@ fn dispatch(cli: &Cli, args: &[OsString], output: &Output) -> Result<u8> {
     });
     runtime.shutdown_background();
     result.map_err(|failure| context.without_secrets(failure))
+}
+
+fn warn_of_mistyped_variables(output: &Output) {
+    if environment("LEASEHOLD_KEEPER").is_some() {
+        // The background process of an `acquire` that has told it.
+        return;
+    }
+    for (name, meant) in mistyped(env::vars_os().map(|(name, _)| name)) {
+        output.print(Line::warning(format!("{name} has no meaning; did you mean {meant}?")));
+    }
 }
 
 /// What to do where the user's own directory cannot be used: a program that runs as another user often keeps `$HOME`.
@@ -177,7 +189,11 @@ impl CommandContext<'_> {
 
     /// Adds what to do to a backend that cannot be opened; for a database that is not ready, the command that makes
     /// it so.
-    fn advise(&self, failure: CommandError) -> CommandError {
+    fn advise(&self, mut failure: CommandError) -> CommandError {
+        // The library names all that it knows; `memory:` is refused here.
+        if failure.code == exit::CONFIG {
+            failure.message = failure.message.replace("known here: memory:, ", "known here: ");
+        }
         // A message that names the owner's URL has the whole command already.
         if lacks_schema(&failure) && failure.message.contains("`leasehold init`") {
             return failure.hint(self.settings.command("init"));
@@ -192,18 +208,24 @@ impl CommandContext<'_> {
         }
     }
 
-    /// What to type where a line for a shell was given as a program.
-    pub(crate) fn shell_hint(&self, verb: &str, name: &str, command: &[OsString]) -> Option<String> {
+    /// What to do if there is no such program: it was a line for a shell, or is looked for in another place than meant.
+    pub(crate) fn not_found_hint(&self, verb: &str, name: &str, command: &[OsString]) -> Option<String> {
         let (program, rest) = command.split_first()?;
         let text = program.to_str()?;
-        let is_for_a_shell = text.contains(|c: char| c.is_whitespace() || ";|&><$".contains(c));
-        if !is_for_a_shell || Path::new(program).exists() {
-            return None;
+        let is_path = text.contains('/');
+        if Path::new(program).exists() {
+            let is_here = !is_path && Path::new(program).is_file();
+            return is_here.then(|| format!("not found in PATH; there is ./{text}"));
         }
-        // The arguments may hold secrets.
-        let line = if rest.is_empty() { text.to_owned() } else { format!("{text} …") };
-        let words = format!("{verb} {} -c {}", shell::word(name), shell::word(&line));
-        Some(format!("for a shell command: {}", self.settings.command(&words)))
+        if text.contains(|c: char| c.is_whitespace() || ";|&><$".contains(c)) {
+            // The arguments may hold secrets.
+            let line = if rest.is_empty() { text.to_owned() } else { format!("{text} …") };
+            let words = format!("{verb} {} -c {}", shell::word(name), shell::word(&line));
+            return Some(format!("for a shell command: {}", self.settings.command(&words)));
+        }
+        let is_relative = is_path && !text.starts_with('/');
+        let directory = is_relative.then(env::current_dir)?.ok()?;
+        Some(format!("the working directory is {}", directory.display()))
     }
 
     fn without_secrets(&self, failure: CommandError) -> CommandError {

@@ -218,7 +218,7 @@ fn work(
         inherit: !plan.args.child.no_inherit,
         place: context.settings.shown_url(),
         job: Some(plan.request.resource.clone()),
-        if_not_found: context.shell_hint("run", &plan.args.name, &plan.command),
+        if_not_found: context.not_found_hint("run", &plan.args.name, &plan.command),
         runs_until_asked: false,
     }
 }

@@ -8,7 +8,7 @@ use leasehold::{
 };
 
 use super::CommandContext;
-use crate::{output::Line, shell, usage::edit_distance};
+use crate::{output::Line, settings::Level, shell, usage::edit_distance};
 
 /// At most this many leases, and this many records of history, are scanned for similar names.
 const MAX_SCANNED: usize = 1000;
@@ -33,6 +33,18 @@ pub(crate) async fn line(context: &CommandContext<'_>, locks: &Leasehold, name: 
     Line::new("unknown", words).with("lock", name.as_str()).hint(hint)
 }
 
+/// Says that no lock whose name begins so is held or waited for, and which of those that are was perhaps meant.
+pub(crate) async fn no_such_prefix(context: &CommandContext<'_>, locks: &Leasehold, prefix: &str) -> Line {
+    let page = locks.list(&ListFilter::new(Names::All).limit(MAX_SCANNED)).await.unwrap_or_default();
+    let live: BTreeSet<String> = page.leases.iter().map(|lease| lease.resource.to_string()).collect();
+    let list = |name: &String| context.settings.command(&format!("list {}", shell::operand(name)));
+    let similar: Vec<String> = similar(prefix, &live).iter().map(list).collect();
+    let level = if context.output.style().json { Level::Debug } else { Level::Normal };
+    let line =
+        Line::new("empty", format!("nobody holds or waits for a lock whose name begins with {prefix}")).at(level);
+    if similar.is_empty() { line } else { line.hint(format!("a similar name: {}", similar.join("   or   "))) }
+}
+
 /// Whether nobody holds or waits for the lock, and its history is empty.
 pub(crate) async fn is_unknown(locks: &Leasehold, name: &Resource) -> leasehold::Result<bool> {
     let names = Names::Exactly(name.clone());
@@ -48,14 +60,18 @@ async fn names(locks: &Leasehold) -> BTreeSet<String> {
     held.chain(history.iter().map(|ended| ended.resource.to_string())).collect()
 }
 
-/// Those that differ by a few letters or begin with what was typed, the nearest first.
+/// Those that differ by a few letters, or begin with what was typed or nearly so, the nearest first.
 fn similar(typed: &str, names: &BTreeSet<String>) -> Vec<String> {
     let length = typed.chars().count();
     let most = (length / 4).max(1);
     let distance = |name: &String| {
         let is_near = name.chars().count().abs_diff(length) <= most;
         let edits = is_near.then(|| edit_distance(typed, name)).filter(|edits| *edits <= most);
-        edits.or_else(|| name.starts_with(typed).then_some(most))
+        let begins_nearly_so = || {
+            let beginning: String = name.chars().take(length).collect();
+            length > 3 && edit_distance(typed, &beginning) <= most
+        };
+        edits.or_else(|| (name.starts_with(typed) || begins_nearly_so()).then_some(most))
     };
     let mut near: Vec<(usize, &String)> = names.iter().filter_map(|name| Some((distance(name)?, name))).collect();
     near.sort();
@@ -71,6 +87,7 @@ mod tests {
         let names = ["nightly-report", "nightly-backup", "deploy:prod", "x"].map(String::from).into();
         assert_eq!(similar("nightyl-report", &names), ["nightly-report"]);
         assert_eq!(similar("nightly", &names), ["nightly-backup", "nightly-report"]);
+        assert_eq!(similar("nigthly", &names), ["nightly-backup", "nightly-report"]);
         assert_eq!(similar("deploy:prd", &names), ["deploy:prod"]);
         assert_eq!(similar("y", &names), ["x"]);
         assert_eq!(similar("migrate", &names), [""; 0]);

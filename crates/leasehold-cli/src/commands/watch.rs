@@ -4,7 +4,7 @@ use std::future::poll_fn;
 
 use leasehold::lease::{Event, EventKind, Names};
 
-use super::{CommandContext, time_format};
+use super::{CommandContext, list, time_format};
 use crate::{
     args::{EventArg, WatchArgs},
     error::{CommandError, Result},
@@ -16,7 +16,7 @@ use crate::{
 /// Prints events until it is interrupted.
 pub(crate) async fn run(context: &CommandContext<'_>, args: &WatchArgs) -> Result<u8> {
     let locks = context.connect().await?;
-    let names = args.prefix.clone().map_or(Names::All, Names::Prefix);
+    let names = args.prefix.as_deref().map_or(Names::All, list::with_prefix);
     let mut events = locks.watch(names).await?;
     context.output.print(Line::detail("watching", "watching; Ctrl-C ends it"));
     while let Some(next) = poll_fn(|context| events.as_mut().poll_next(context)).await {

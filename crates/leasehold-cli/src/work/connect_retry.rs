@@ -88,6 +88,11 @@ impl<'a> ConnectRetry<'a> {
     pub(crate) fn failure(&self, error: leasehold::Error) -> CommandError {
         let mut failure = CommandError::from(error);
         if failure.code == exit::UNAVAILABLE && self.explained.borrow().last_error.is_some() {
+            // The limit of the last attempt is what was left of ours.
+            if let Some((before, after)) = failure.message.split_once(" did not answer within ") {
+                let rest = after.find("; ").map(|at| &after[at..]).unwrap_or_default();
+                failure.message = format!("{before} did not answer{rest}");
+            }
             let tried = format!("; tried for {} ({})", Brief(self.limit), self.flag);
             failure.message.push_str(&tried);
         }

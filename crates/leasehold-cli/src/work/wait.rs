@@ -215,8 +215,17 @@ fn busy(name: &Resource, holders: &[HeldBy]) -> String {
 pub(crate) fn held_by(holders: &[HeldBy]) -> Option<String> {
     let (first, rest) = holders.split_first()?;
     let note = first.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
-    let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+    let more = and_others(rest.len());
     Some(format!("{}{note} for {}{more}", short(first.holder.as_str()), Brief(first.held_for)))
+}
+
+/// ` and 3 other holders`.
+fn and_others(count: usize) -> String {
+    match count {
+        0 => String::new(),
+        1 => String::from(" and another holder"),
+        count => format!(" and {count} other holders"),
+    }
 }
 
 /// Explains the wait; never ends. Where somebody sits at a terminal one line is drawn over again, elsewhere lines come
@@ -297,7 +306,7 @@ fn explanation(wanted: Wanted<'_>, name: &Resource, leases: &[LeaseRecord], sinc
         // Whether it was renewed since is not known.
         let renewed = first.expires_in.filter(|_| age < Duration::from_secs(1));
         let renewed = renewed.map(|_| format!(", renewed {} ago", Brief(first.renewed_ago)));
-        let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+        let more = and_others(rest.len());
         let ended = CommandEnded::of(first).map(|ended| ended.after(age));
         let ended = ended.map(|ended| format!(" ({})", ended.brief())).unwrap_or_default();
         let renewed = renewed.unwrap_or_default();
@@ -319,6 +328,11 @@ fn explanation(wanted: Wanted<'_>, name: &Resource, leases: &[LeaseRecord], sinc
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_other_holders_are_counted_as_such() {
+        assert_eq!([0, 1, 3].map(and_others), ["", " and another holder", " and 3 other holders"]);
+    }
 
     #[test]
     fn a_busy_lock_without_a_holder_is_described_in_words_of_every_backend() {

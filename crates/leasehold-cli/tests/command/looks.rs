@@ -44,7 +44,9 @@ fn a_list_shows_who_holds_and_who_waits() {
         let list = sandbox.run(&[&["list", "--json"], args].concat()).json();
         list["locks"].as_array().unwrap().iter().map(|lock| lock["name"].as_str().unwrap().to_owned()).collect()
     };
-    assert_eq!(names(&["n"]), ["nightly-report"]);
+    for prefix in ["n", "n*", "nightly-report*"] {
+        assert_eq!(names(&[prefix]), ["nightly-report"]);
+    }
     assert_eq!(names(&["--waiting"]), ["nightly-report"]);
     assert_eq!(names(&["--holder", "web-*"]), ["catalog"]);
     assert_eq!(names(&["--mode", "permit"]), ["gpu"]);
@@ -54,6 +56,22 @@ fn a_list_shows_who_holds_and_who_waits() {
     assert_eq!(names(&["--sort", "expiry"])[0], "deploy");
     assert_eq!(names(&["--sort", "age"])[0], "nightly-report");
     assert_eq!(sandbox.run(&["list", "--no-headers", "gpu"]).stdout.lines().count(), 1);
+}
+
+#[test]
+fn a_prefix_that_no_name_has_is_told() {
+    let sandbox = Sandbox::new();
+    let _holder = sandbox.hold("deploy:prod");
+    let told = sandbox.run(&["list", "dpeloy"]);
+    told.assert_code(0);
+    let words = "leasehold: nobody holds or waits for a lock whose name begins with dpeloy\n\
+                 leasehold:   a similar name: leasehold list deploy:prod\n";
+    assert_eq!(told.stderr, words);
+    assert!(sandbox.run(&["list", "qqqq*"]).stderr.ends_with("begins with qqqq\n"));
+    for args in [&["list", "deploy:*"][..], &["list", "--waiting", "deploy"], &["list", "--no-headers", "q"]] {
+        assert_eq!(sandbox.run(args).stderr, "", "{args:?}");
+    }
+    assert_eq!(sandbox.run(&["list", "--json", "q"]).stderr, "");
 }
 
 #[test]
@@ -162,7 +180,7 @@ fn watch_tells_what_happens_as_it_happens() {
         running
     };
     let _all = watch(&["--json"], &all);
-    let _some = watch(&["x", "--event", "released"], &some);
+    let _some = watch(&["x*", "--event", "released"], &some);
     sandbox.run(&["run", "x", "--", "true"]).assert_code(0);
     sandbox.run(&["run", "y", "--", "true"]).assert_code(0);
     until("all are told", || fs::read_to_string(&all).unwrap().lines().count() == 4);
@@ -196,6 +214,9 @@ fn evict_takes_away_what_was_looked_at_and_nothing_else() {
     command.env("SUDO_USER", "alice").env("SSH_CONNECTION", "10.0.0.7 5022 10.0.0.1 22");
     Ran::of(command).assert_code(0);
     assert_eq!(holder.code(), 121);
+    let free = sandbox.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]);
+    free.assert_code(1);
+    assert!(free.stderr.ends_with("leasehold:   see how it ended: leasehold history x\n"), "{free:?}");
     let history = sandbox.run(&["history", "x"]).stdout;
     assert!(history.contains("evicted") && history.contains("host gone (by alice@"), "{history}");
     assert!(history.contains(" from 10.0.0.7)"), "{history}");
@@ -209,6 +230,8 @@ fn doctor_tells_what_is_well_and_what_is_not() {
     for words in ["ok    reachable ", " median, ", "fences: yes · fair queue: yes", "0 failures, "] {
         assert!(ran.stdout.contains(words), "{words}: {ran:?}");
     }
+    let is_temporary = ["/tmp", "/var/tmp"].iter().any(|temporary| sandbox.path("locks").starts_with(temporary));
+    assert_eq!(ran.stdout.contains("warn  temporary "), is_temporary, "{ran:?}");
     sandbox.run(&["acquire", "x", "--ttl", "1m"]).assert_code(0);
     fs::write(sandbox.path("locks/default/records/x.json"), "nonsense").unwrap();
     let ran = sandbox.run(&["doctor"]);

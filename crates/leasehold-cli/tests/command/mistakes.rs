@@ -34,6 +34,28 @@ fn a_name_that_begins_with_a_hyphen_leaves_room_for_a_command_behind_its_own_hyp
 }
 
 #[test]
+fn a_server_that_is_not_there_is_told_with_what_to_check() {
+    let sandbox = Sandbox::new();
+    for (url, words) in [
+        ("redis://a..b", "; check the host name; tried for 200ms"),
+        ("redis+cluster://a..b", "; check the host name; tried for 200ms"),
+        ("redis://127.0.0.1:1", "; does it run there?; tried for 200ms"),
+        ("postgres://a..b/x", "; check the host name; tried for 200ms"),
+        ("postgres://a..b/x?liveness=connection", "; check the host name; tried for 200ms"),
+        ("postgres://127.0.0.1:1/x", "; does it run there?; tried for 200ms"),
+        ("postgres://%2Fnonexistent/x", "postgres at /nonexistent/.s.PGSQL.5432, database x: "),
+    ] {
+        let ran = Ran::of(sandbox.bare(&["-b", url, "--connect-timeout", "200ms", "list"]));
+        assert_clear(&ran, 69, words);
+    }
+    // It accepts connections and says nothing, as a server without TLS does during a handshake.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("rediss://{}", listener.local_addr().unwrap());
+    let ran = Ran::of(sandbox.bare(&["-b", &url, "--connect-timeout", "300ms", "run", "x", "true"]));
+    assert_clear(&ran, 69, " did not answer; does the server speak TLS? otherwise redis://; tried for 300ms");
+}
+
+#[test]
 fn a_server_that_hangs_up_is_described_by_what_it_did_and_not_by_the_last_moment() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://{}", listener.local_addr().unwrap());
@@ -66,7 +88,9 @@ fn usage_errors_are_told_in_a_line_and_change_nothing() {
         (&["--namespace", "list", "run", "--bogus", "x", "true"], "leasehold:   see: leasehold run --help\n"),
         (&["run", "x", "-c", "true", "true"], "cannot be used with"),
         (&["run", "x", "--frobnicate"], "no option --frobnicate"),
-        (&["run", "--frobnicate", "x", "true"], "--frobnicate"),
+        (&["run", "--frobnicate", "x", "true"], "run has no option --frobnicate\n"),
+        (&["elect", "-n", "x", "true"], "elect has no option -n\n"),
+        (&["elect", "x", "-w", "3", "true"], "elect has no option -w\n"),
         (&["run", "-u", "9"], "acquire NAME --while-pid $$"),
         (&["run", "--unlock", "x", "true"], "acquire NAME --while-pid $$"),
         (&["run", "9"], "acquire NAME --while-pid $$"),
@@ -114,6 +138,7 @@ fn usage_errors_are_told_in_a_line_and_change_nothing() {
         (&["acquire", "x", "-n", "-E", "0", "--while-pid", "1"], "-E 0 would let the script go on without the lock"),
         (&["renew", "--lease", "lh2_x"], "--ttl"),
         (&["check"], "which lease?"),
+        (&["check", "x"], "is it held? leasehold inspect NAME"),
         (&["check", "--lease", "nonsense"], "lh2_"),
         (&["check", "--lease-file", "/nonexistent"], "/nonexistent"),
         (&["release", "--lease", "a", "--lease-file", "b"], "cannot be used with"),
@@ -136,8 +161,17 @@ fn usage_errors_are_told_in_a_line_and_change_nothing() {
         (&["evict", "x", "--fence", "first", "--reason", "r", "--yes"], "first"),
         (&["history", "--since", "yesterday"], "2h (ago)"),
         (&["history", "--event", "vanished"], "vanished"),
+        (&["history", "--event", "crashed"], "'disconnected', or 'expired' where its lease had to run out\n"),
+        (&["history", "--event", "relased"], "a similar value exists: 'released'\n"),
         (&["list", "--sort", "size"], "size"),
         (&["frobnicate"], "frobnicate"),
+        (&["status"], "here this is: leasehold list\n"),
+        (&["ps"], "here this is: leasehold list\n"),
+        (&["unlock", "x"], "here this is: leasehold release\n"),
+        (&["lock", "x", "true"], "here this is: leasehold run\n"),
+        (&["kill", "x"], "here this is: leasehold evict\n"),
+        (&["log"], "here this is: leasehold history\n"),
+        (&["show", "x"], "here this is: leasehold inspect\n"),
         (&["--frobnicate"], "--frobnicate"),
         (&["completions", "tcsh"], "tcsh"),
         (&["man", "frobnicate"], "frobnicate"),
@@ -174,12 +208,14 @@ fn settings_that_cannot_be_used_are_78() {
     let bad = sandbox.path("bad.toml");
     fs::write(&bad, "default = \"x\"\ncolour = \"red\"\n").unwrap();
     for (args, words) in [
-        (&["-b", "gopher://x", "list"][..], "gopher"),
+        (&["-b", "gopher://x", "list"][..], "scheme \"gopher\"; known here: file:, "),
         (&["-b", "memory:", "run", "x", "true"], "one process"),
         (&["-b", "memory:", "acquire", "x", "--ttl", "1m"], "one process"),
         (&["-b", "file:relative", "list"], "relative"),
         (&["-b", "file:///x?colour=red", "list"], "colour"),
         (&["-b", "redlock://a,b,c?colour=red", "list"], "colour"),
+        (&["-b", "redlock://a", "list"], "not 1: for one server use redis://"),
+        (&["-b", "redlock://a,b,c,d", "list"], "not 4: an even number"),
         (&["-b", "prod", "list"], "prod"),
         (&["--namespace", "a/b", "list"], "namespace"),
         (&["--config", "/nonexistent.toml", "list"], "/nonexistent.toml"),
@@ -277,6 +313,26 @@ fn a_line_for_a_shell_is_no_program() {
     let ran = sandbox.run(&["run", "x", "--", odd.to_str().unwrap()]);
     ran.assert_code(127);
     assert!(!ran.stderr.contains("for a shell command"), "{ran:?}");
+}
+
+#[test]
+fn a_program_that_is_looked_for_in_another_place_is_told() {
+    let sandbox = Sandbox::new();
+    let here = sandbox.path("here");
+    fs::create_dir(&here).unwrap();
+    fs::write(here.join("report.sh"), "#!/bin/sh\n").unwrap();
+    fs::set_permissions(here.join("report.sh"), fs::Permissions::from_mode(0o755)).unwrap();
+    for (program, hint) in [
+        ("report.sh", String::from("not found in PATH; there is ./report.sh")),
+        ("bin/report.sh", format!("the working directory is {}", here.canonicalize().unwrap().display())),
+    ] {
+        let mut command = sandbox.leasehold(&["run", "x", "--", program]);
+        command.current_dir(&here);
+        assert_clear(&Ran::of(command), 127, &format!("leasehold:   {hint}\n"));
+    }
+    let mut command = sandbox.leasehold(&["run", "x", "--", "./report.sh"]);
+    command.current_dir(&here);
+    Ran::of(command).assert_code(0);
 }
 
 #[test]

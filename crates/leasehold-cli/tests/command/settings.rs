@@ -38,6 +38,38 @@ fn a_profile_names_a_place() {
 }
 
 #[test]
+fn an_empty_or_mistyped_variable_is_told() {
+    let sandbox = Sandbox::new();
+    let run = |flags: &[&str], name: &str, value: &str| {
+        let mut command = sandbox.bare(&[flags, &["run", "x", "--", "echo", "done"]].concat());
+        command.env(name, value);
+        Ran::of(command)
+    };
+    for empty in ["", " "] {
+        let refused = run(&[], "LEASEHOLD_URL", empty);
+        refused.assert_code(78);
+        assert!(refused.stderr.contains("LEASEHOLD_URL is set but empty\nleasehold:   give it a URL, or unset it"));
+        assert_eq!(refused.stdout, "");
+    }
+    assert!(!sandbox.path("home/.local").exists(), "no locks of this machine instead");
+    run(&["-b", &sandbox.url()], "LEASEHOLD_URL", "").assert_code(0);
+
+    let mistyped = run(&[], "LEASEHOLD_ULR", &sandbox.url());
+    mistyped.assert_code(0);
+    assert_eq!(mistyped.stderr, "leasehold: warning: LEASEHOLD_ULR has no meaning; did you mean LEASEHOLD_URL?\n");
+    assert_eq!(run(&[], "LEASEHOLD_TTL", "5s").stderr, "");
+}
+
+#[test]
+fn the_default_of_the_config_file_may_be_a_url() {
+    let sandbox = Sandbox::new();
+    let config = sandbox.path("config.toml");
+    fs::write(&config, format!("default = \"{}\"\n", sandbox.url())).unwrap();
+    Ran::of(sandbox.bare(&["--config", config.to_str().unwrap(), "run", "x", "true"])).assert_code(0);
+    assert!(sandbox.path("locks/default").is_dir());
+}
+
+#[test]
 fn the_default_is_the_users_state_directory() {
     let sandbox = Sandbox::new();
     Ran::of(sandbox.bare(&["run", "x", "true"])).assert_code(0);

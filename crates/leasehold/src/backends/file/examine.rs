@@ -95,7 +95,7 @@ impl FileInstance {
         if ["/tmp", "/var/tmp"].iter().any(|temporary| self.directory.path().starts_with(temporary)) {
             findings.push(Finding::new(
                 Severity::Warning,
-                "place",
+                "temporary",
                 format!(
                     "{} may be tidied by the system while locks are held; choose a directory outside /tmp",
                     self.directory.path().display()

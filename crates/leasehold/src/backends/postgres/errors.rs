@@ -77,10 +77,11 @@ impl Failure {
                      where the network can be trusted"
                 ),
             ),
-            None => Self::new(
-                FailureKind::Unavailable,
-                format!("cannot connect to postgres at {address}: {}; does it run there?", chain(error)),
-            ),
+            None => {
+                let why = chain(error);
+                let message = format!("cannot connect to postgres at {address}: {why}; {}", to_check(&why));
+                Self::new(FailureKind::Unavailable, message)
+            }
         }
     }
 
@@ -131,6 +132,8 @@ impl Failure {
     fn reported(subject: &str, allow: Option<&str>, error: &ServerError<'_>) -> Self {
         let rights = allow.map(|allow| format!("; the owner of the schema lets a role use it: {allow}"));
         let ServerError { code, message, hint, is_fatal } = error;
+        let is_without_database = *code == SqlState::INVALID_CATALOG_NAME;
+        let hint = hint.or(is_without_database.then_some("create it, or correct its name in the URL"));
         let hint = hint.map(|hint| format!(" ({hint})")).unwrap_or_default();
         let (kind, advice) = if *code == SqlState::INSUFFICIENT_PRIVILEGE && message.contains("for database") {
             (
@@ -197,6 +200,11 @@ impl<'a> From<&'a DbError> for ServerError<'a> {
         let is_fatal = matches!(error.parsed_severity(), Some(Severity::Fatal | Severity::Panic));
         Self { code: error.code().clone(), message: error.message(), hint: error.hint(), is_fatal }
     }
+}
+
+/// What to look at first if no connection could be made.
+pub(super) fn to_check(why: &str) -> &'static str {
+    if why.contains("failed to lookup address") { "check the host name" } else { "does it run there?" }
 }
 
 fn at(address: &str) -> String {

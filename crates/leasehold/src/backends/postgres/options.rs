@@ -336,9 +336,14 @@ impl PostgresOptions {
         options
     }
 
-    /// The server in words that hold no secret: `db.internal:5432/locks`.
+    /// The server in words that hold no secret: `db.internal:5432/locks`, or `/run/postgresql/.s.PGSQL.5432, database
+    /// locks`.
     pub(super) fn address(&self) -> String {
         let (host, port, database) = self.server();
+        if matches!(self.config.get_hosts().first(), Some(Host::Unix(_))) {
+            let database = if database.is_empty() { String::new() } else { format!(", database {database}") };
+            return format!("{host}/.s.PGSQL.{port}{database}");
+        }
         format!("{host}:{port}/{database}")
     }
 

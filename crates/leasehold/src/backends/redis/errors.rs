@@ -22,7 +22,10 @@ fn refused_by(server: &str, options: &RedisOptions, error: &RedisError) -> Error
         return Error::permission_denied(format!("{server} refused: {text}; {advice}"));
     }
     if is_unauthenticated(error) {
-        let advice = "give user and password in the URL, or by password_file=, password_env= or REDISCLI_AUTH";
+        let advice = match (&options.user, &options.password, &options.credentials) {
+            (Some(_), None, None) => "the password follows a colon: redis://:PASSWORD@host",
+            _ => "give user and password in the URL, or by password_file=, password_env= or REDISCLI_AUTH",
+        };
         return Error::permission_denied(format!("{server} refused: {text}; {advice}"));
     }
     match error.kind() {
@@ -80,8 +83,14 @@ pub(super) fn unreachable(server: &str, options: &RedisOptions, error: &RedisErr
     let was_cut = error.is_connection_dropped() && !error.is_connection_refusal();
     // What a server without TLS answers to a handshake.
     let is_no_tls = text.contains("corrupt message");
-    let advice = if was_cut || is_no_tls { format!("; {}", other_protocol(options)) } else { String::new() };
-    Error::unavailable(format!("cannot reach {server}: {text}{advice}"))
+    let advice = if text.contains("failed to lookup address") {
+        "check the host name"
+    } else if was_cut || is_no_tls {
+        other_protocol(options)
+    } else {
+        "does it run there?"
+    };
+    Error::unavailable(format!("cannot reach {server}: {text}; {advice}"))
 }
 
 /// The error of a server that was not reached within the limit.

@@ -3,7 +3,10 @@
 use std::{fmt::Write as _, time::Duration};
 
 use super::{node::Abstention, nodes::Nodes};
-use crate::{Error, Result, lease::Resource};
+use crate::{
+    Error, Result,
+    lease::{Brief, Resource},
+};
 
 impl Nodes {
     /// Returns the successful answers by node; fails without a majority.
@@ -27,28 +30,35 @@ impl Nodes {
     pub(super) fn message(&self, what: &str, failures: &[(usize, Error)]) -> String {
         let mut message =
             format!("{what}: {} of {} nodes are needed and too few can be counted on", self.majority(), self.len());
-        let mut separator = ": ";
-        for (at, node) in self.iter().enumerate() {
-            let why = match (failures.iter().find(|(failed, _)| *failed == at), self.abstains(at)) {
-                (Some((_, error)), _) => error.to_string(),
-                (None, Some(abstention)) => abstention.to_string(),
-                (None, None) => continue,
-            };
-            let _infallible = write!(message, "{separator}{} ({why})", node.name);
-            separator = ", ";
+        let reason = |at| match (failures.iter().find(|(failed, _)| *failed == at), self.abstains(at)) {
+            (Some((_, error)), _) => Some(error.to_string()),
+            (None, abstention) => abstention.map(|abstention| abstention.to_string()),
+        };
+        let reasons: Vec<(&str, String)> =
+            self.iter().enumerate().filter_map(|(at, node)| Some((node.name.as_str(), reason(at)?))).collect();
+        let say_the_same = reasons.len() == self.len() && reasons.windows(2).all(|pair| pair[0].1 == pair[1].1);
+        if say_the_same && let Some((_, why)) = reasons.first() {
+            let _infallible = write!(message, ": each of them ({why})");
+        } else if !reasons.is_empty() {
+            let named: Vec<String> = reasons.iter().map(|(name, why)| format!("{name} ({why})")).collect();
+            let _infallible = write!(message, ": {}", named.join(", "));
         }
-        if let Some(left) = self.time_to_majority(failures) {
+        let failed: Vec<usize> = failures.iter().map(|(at, _)| *at).collect();
+        if let Some(left) = self.time_to_majority(&failed) {
             // Some seconds more than that, since the command counts from its start.
             let enough = (left.as_secs() / 10 + 1) * 10;
-            let advice = "; try again then, or keep trying: the command does with --connect-timeout";
-            let _infallible = write!(message, "{advice} {enough}s");
+            let _infallible = write!(
+                message,
+                "; ready in {}: try again then, or use --connect-timeout {enough}s (and -w {enough}s or more, if any)",
+                Brief(left)
+            );
         }
         message
     }
 
     /// When a majority will vote, if nothing but the age of memories is missing.
-    fn time_to_majority(&self, failures: &[(usize, Error)]) -> Option<Duration> {
-        let answered = (0..self.len()).filter(|at| failures.iter().all(|(failed, _)| failed != at));
+    pub(super) fn time_to_majority(&self, failed: &[usize]) -> Option<Duration> {
+        let answered = (0..self.len()).filter(|at| !failed.contains(at));
         let mut times: Vec<Duration> = answered
             .filter_map(|at| match self.abstains(at) {
                 None => Some(Duration::ZERO),

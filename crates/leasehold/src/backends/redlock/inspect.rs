@@ -263,6 +263,11 @@ pub(super) async fn examine(shared: &QuorumShared) -> Result<Vec<Finding>> {
             format!("{there} of {all} answer; {majority} are needed"),
         ),
     ];
+    let failed: Vec<usize> = answers.iter().filter(|(_, answer)| answer.is_err()).map(|(at, _)| *at).collect();
+    if let Some(left) = nodes.time_to_majority(&failed) {
+        let message = format!("nothing is granted for {}: too few nodes have a vote until then", Brief(left));
+        findings.push(Finding::new(Severity::Failure, "votes", message));
+    }
     for (at, answer) in answers {
         let name = &nodes.get(at).name;
         match nodes.abstains(at) {

@@ -87,10 +87,13 @@ impl QuorumOptions {
 
     pub(super) fn check(&self, members: usize) -> Result<()> {
         if members < 3 || members.is_multiple_of(2) {
-            return Err(Error::invalid_config(format!(
-                "a quorum needs 3, 5, 7 … independent nodes, not {members}: an even number tolerates no more \
-                 failures than one fewer"
-            )));
+            let why = match members {
+                0 | 1 => "for one server use redis://",
+                2 => "of two, none may fail",
+                _ => "an even number tolerates no more failures than one fewer",
+            };
+            let message = format!("a quorum needs 3, 5, 7 … independent nodes, not {members}: {why}");
+            return Err(Error::invalid_config(message));
         }
         if self.node_limit < Duration::from_millis(1) {
             return Err(Error::invalid_config(format!("node_limit {:?} is too short: 1ms or more", self.node_limit)));

@@ -253,7 +253,8 @@ impl Connector {
                     continue;
                 }
                 Err(error) => {
-                    let message = format!("cannot connect to postgres at {}: {error}", self.address);
+                    let advice = super::errors::to_check(&error.to_string());
+                    let message = format!("cannot connect to postgres at {}: {error}; {advice}", self.address);
                     failure = Failure::new(FailureKind::Unavailable, message);
                     continue;
                 }
