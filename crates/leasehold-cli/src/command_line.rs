@@ -142,7 +142,7 @@ mod tests {
             ("leasehold evict --reason r -qb=prod x", "-b prod ", "x"),
             ("leasehold -b a evict --namespace=n -bprod", "-b prod --namespace n ", "NAME"),
             ("leasehold --config /c evict --reason -r -- -x", "--config /c ", "-- -x"),
-            ("leasehold -b redis://u:secret@h release x", "-b 'redis://u:***@h' ", "x"),
+            ("leasehold -b redis://u:secret@h release x", "-b redis://u@h ", "x"),
             ("leasehold run x ls -b y", "", "x"),
             ("leasehold run -w 5 x -b y -- ls -b z", "-b y ", "x"),
         ] {
