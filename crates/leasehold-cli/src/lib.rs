@@ -105,14 +105,14 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
     };
     // As for a flag that is found where the command to run should be.
     let is_flag = invalid.strip_prefix('-').is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()));
-    let message = match usage::command_name(args) {
+    let line = CommandLine::read(args);
+    let message = match line.command.as_deref() {
         Some(command) if is_flag => format!("{command} has no option {invalid}"),
         _ => message,
     };
     let is_number = invalid.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
     let tip =
         if is_number { Some(String::from("numbers and lengths of time have no sign: write 5s, not -5s")) } else { tip };
-    let line = CommandLine::read(args);
     let help = match line.command.as_deref() {
         Some("release" | "renew") if !invalid.is_empty() && !invalid.starts_with('-') => format!(
             "a lease goes by its handle: --lease HANDLE, as `leasehold acquire` printed it; `leasehold {}evict NAME` takes \

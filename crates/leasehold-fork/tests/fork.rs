@@ -106,11 +106,11 @@ fn threads_that_make_a_value_at_once_see_the_same() {
         barrier.wait();
         *VALUE.get_or_insert_with(|| thread::current().id())
     };
-    let made = thread::scope(|scope| {
+    let values = thread::scope(|scope| {
         let threads: [_; 8] = array::from_fn(|_| scope.spawn(make));
         threads.map(|thread| thread.join().unwrap())
     });
-    assert_eq!(made, [made[0]; 8]);
+    assert_eq!(values, [values[0]; 8]);
 }
 
 // ---- the generation ----

@@ -154,7 +154,7 @@ async fn a_transaction_whose_lock_timeout_passed_certainly_has_no_lock() {
         let error = advisory::lock_in(&waiter, keys).await.unwrap_err();
         assert_eq!((error.kind(), error.outcome_unknown()), (ErrorKind::WaitElapsed, false), "{error}");
         assert!(error.to_string().starts_with(&described), "{error}");
-        assert!(error.source().is_some_and(|cause| cause.is::<tokio_postgres::Error>()), "{error:?}");
+        assert!(error.source().is_some_and(<dyn Error>::is::<tokio_postgres::Error>), "{error:?}");
         waiter.rollback().await.unwrap();
     }
 }

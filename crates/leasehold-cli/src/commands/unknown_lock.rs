@@ -37,12 +37,12 @@ pub(crate) async fn line(context: &CommandContext<'_>, locks: &Leasehold, name: 
 pub(crate) async fn no_such_prefix(context: &CommandContext<'_>, locks: &Leasehold, prefix: &str) -> Line {
     let page = locks.list(&ListFilter::new(Names::All).limit(MAX_SCANNED)).await.unwrap_or_default();
     let live: BTreeSet<String> = page.leases.iter().map(|lease| lease.resource.to_string()).collect();
-    let list = |name: &String| context.settings.command(&format!("list {}", shell::operand(name)));
-    let similar: Vec<String> = similar(prefix, &live).iter().map(list).collect();
+    let command = |name: &String| context.settings.command(&format!("list {}", shell::operand(name)));
+    let alike: Vec<String> = similar(prefix, &live).iter().map(command).collect();
     let level = if context.output.style().json { Level::Debug } else { Level::Normal };
     let line =
         Line::new("empty", format!("nobody holds or waits for a lock whose name begins with {prefix}")).at(level);
-    if similar.is_empty() { line } else { line.hint(format!("a similar name: {}", similar.join("   or   "))) }
+    if alike.is_empty() { line } else { line.hint(format!("a similar name: {}", alike.join("   or   "))) }
 }
 
 /// Whether nobody holds or waits for the lock, and its history is empty.

@@ -256,7 +256,7 @@ fn a_home_that_may_not_be_entered_is_named_with_what_to_do() {
     let home = sandbox.path("home-of-another");
     fs::create_dir(&home).unwrap();
     fs::set_permissions(&home, fs::Permissions::from_mode(0o700)).unwrap();
-    let run = |args: &[&str], variables: &[(&str, &std::path::Path)]| {
+    let run = |args: &[&str], variables: &[(&str, &Path)]| {
         let mut command = as_user(&sandbox, 65534, args);
         command.envs(variables.iter().copied());
         Ran::of(command)

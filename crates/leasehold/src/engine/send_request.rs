@@ -165,8 +165,9 @@ impl Engine {
     ///
     /// A release that is sent while the request is in flight may overtake it:
     /// 1. the request is on its way  2. the release arrives by another connection and finds nothing
-    /// 3. the request is carried out, and nobody releases its lease before the ttl ends it. Where the lease lasts as long
-    /// as the process, nobody would release it at all.
+    /// 3. the request is carried out, and nobody releases its lease before the ttl ends it.
+    ///
+    /// Where the lease lasts as long as the process, nobody would release it at all.
     async fn give_up_request(&self, lease: &LocalLease, pending: PendingAnswer<'_>, error: Error) -> FollowUp {
         let follow_up = lease.on_request_failed(error.maybe_done().about(&lease.key().resource));
         tokio::select! {

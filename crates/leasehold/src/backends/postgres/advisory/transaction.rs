@@ -95,7 +95,7 @@ fn failed(error: tokio_postgres::Error) -> Error {
     Failure::in_transaction(None, reported, &error).error().caused_by(error)
 }
 
-/// SortedKeys in the global lock order.
+/// Keys in the global lock order.
 struct SortedKeys {
     numbers: Vec<i64>,
     classes: Vec<i32>,

@@ -161,7 +161,7 @@ impl WorkerPool {
         for QueuedJob { job, tries, .. } in batch {
             match failure.kind {
                 FailureKind::Locked | FailureKind::Conflict if several => {
-                    again.push(QueuedJob { job, isolated: true, tries })
+                    again.push(QueuedJob { job, isolated: true, tries });
                 }
                 FailureKind::Conflict if tries < 8 => again.push(QueuedJob { job, isolated: true, tries: tries + 1 }),
                 FailureKind::Locked => {
