@@ -36,9 +36,9 @@ pub(crate) async fn line(context: &CommandContext<'_>, locks: &Leasehold, name: 
 /// Says that no lock whose name begins so is held or waited for, and which of those that are was perhaps meant.
 pub(crate) async fn no_such_prefix(context: &CommandContext<'_>, locks: &Leasehold, prefix: &str) -> Line {
     let page = locks.list(&ListFilter::new(Names::All).limit(MAX_SCANNED)).await.unwrap_or_default();
-    let live: BTreeSet<String> = page.leases.iter().map(|lease| lease.resource.to_string()).collect();
+    let names: BTreeSet<String> = page.leases.iter().map(|lease| lease.resource.to_string()).collect();
     let command = |name: &String| context.settings.command(&format!("list {}", shell::operand(name)));
-    let alike: Vec<String> = similar(prefix, &live).iter().map(command).collect();
+    let alike: Vec<String> = similar(prefix, &names).iter().map(command).collect();
     let level = if context.output.style().json { Level::Debug } else { Level::Normal };
     let line =
         Line::new("empty", format!("nobody holds or waits for a lock whose name begins with {prefix}")).at(level);
