@@ -172,10 +172,10 @@ impl Blocked {
 
 /// Connections that share a bare lock, whose waiters are woken by NOTIFY.
 #[derive(Clone)]
-pub(crate) struct Notified(Arc<Vec<Listener>>);
+pub(crate) struct Notified(Arc<Vec<NotifiedConnection>>);
 
 /// One connection, and those who wait by it.
-struct Listener {
+struct NotifiedConnection {
     caller: Caller,
     channel: String,
     next_ticket: AtomicI64,
@@ -183,9 +183,9 @@ struct Listener {
 }
 
 impl Notified {
-    pub(crate) async fn connect(server: &Postgres, connections: u64) -> Result<Self> {
-        let mut listeners = Vec::new();
-        for number in 0..connections {
+    pub(crate) async fn connect(server: &Postgres, count: u64) -> Result<Self> {
+        let mut connections = Vec::new();
+        for number in 0..count {
             let (client, mut connection) = tokio_postgres::connect(&server.url(), NoTls).await?;
             let waiters = Arc::new(Mutex::new(HashMap::<i64, oneshot::Sender<()>>::new()));
             let waiting = Arc::clone(&waiters);
@@ -205,22 +205,22 @@ impl Notified {
             let acquire = client.prepare("select notified_acquire($1, $2)").await?;
             let release = client.prepare("select notified_release()").await?;
             let caller = Caller { client, acquire, release };
-            listeners.push(Listener { caller, channel, next_ticket: AtomicI64::new(0), waiters });
+            connections.push(NotifiedConnection { caller, channel, next_ticket: AtomicI64::new(0), waiters });
         }
-        Ok(Self(Arc::new(listeners)))
+        Ok(Self(Arc::new(connections)))
     }
 
     /// Takes turns, as `tasks` tasks that share the connections: each lets the others run while it holds.
     pub(crate) fn in_turns<'a>(&'a self, name: &'static str, tasks: u64, runtime: &'a Runtime) -> Contender<'a> {
         Contender::new(name, move |count| {
             pairs::spread(runtime, tasks, count, |number, count| {
-                let listeners = Arc::clone(&self.0);
+                let connections = Arc::clone(&self.0);
                 async move {
-                    let at = usize::try_from(number)? % listeners.len();
+                    let at = usize::try_from(number)? % connections.len();
                     for _ in 0..count {
-                        listeners[at].acquire().await?;
+                        connections[at].acquire().await?;
                         yield_now().await;
-                        let Caller { client, release, .. } = &listeners[at].caller;
+                        let Caller { client, release, .. } = &connections[at].caller;
                         client.execute(release, &[]).await?;
                     }
                     Ok(())
@@ -230,7 +230,7 @@ impl Notified {
     }
 }
 
-impl Listener {
+impl NotifiedConnection {
     async fn acquire(&self) -> Result<()> {
         let ticket = self.next_ticket.fetch_add(1, Relaxed);
         let (granted, grant) = oneshot::channel();

@@ -26,29 +26,29 @@ pub(crate) fn time(timestamp: Timestamp) -> String {
 ///
 /// A reader that left (`| head`, `| true`) is no failure, and does not change the answer that the exit code gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reader {
+pub(crate) enum OutputReader {
     Listens,
     Left,
 }
 
 /// Writes one line to standard output.
-pub(crate) fn print(line: impl AsRef<str>) -> Result<Reader> {
+pub(crate) fn print(line: impl AsRef<str>) -> Result<OutputReader> {
     let mut text = line.as_ref().to_owned();
     text.push('\n');
     write(&text)
 }
 
 /// Writes text to standard output.
-pub(crate) fn write(text: &str) -> Result<Reader> {
+pub(crate) fn write(text: &str) -> Result<OutputReader> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Ok(()) => Ok(Reader::Listens),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Reader::Left),
+        Ok(()) => Ok(OutputReader::Listens),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(OutputReader::Left),
         Err(error) => Err(CommandError::unavailable(format!("cannot write to standard output: {error}"))),
     }
 }
 
-impl Reader {
+impl OutputReader {
     /// Fails if nobody reads: for what is lost then.
     pub(crate) fn required(self) -> Result<()> {
         match self {

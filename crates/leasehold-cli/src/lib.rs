@@ -6,6 +6,7 @@ mod command_line;
 mod commands;
 mod config;
 mod duration;
+mod edit_distance;
 mod error;
 mod exit;
 mod json;

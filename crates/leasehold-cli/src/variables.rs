@@ -2,7 +2,7 @@
 
 use std::{env, ffi::OsString};
 
-use crate::usage::edit_distance;
+use crate::edit_distance::edit_distance;
 
 /// Where environment variables come from, so that tests can bring their own.
 pub(crate) type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;

@@ -7,7 +7,8 @@ use std::{collections::HashMap, fs, path::Path, process::Command};
 use typos_dict::WORD;
 
 /// Words that are meant: mistakes that the command answers to, genitives within names of tests, and a flag of open(2).
-const MEANT: [&str; 8] = ["anothers", "childs", "histroy", "inpsect", "lits", "mutexs", "wiat", "wronly"];
+const MEANT: [&str; 11] =
+    ["anothers", "childs", "dpeloy", "histroy", "inpsect", "lits", "mutexs", "nigthly", "relased", "wiat", "wronly"];
 /// With fewer letters, an abbreviation is likelier than a mistake.
 const SHORTEST: usize = 4;
 

@@ -195,7 +195,7 @@ async fn observe(context: &CommandContext<'_>, resource: &Resource, election: &E
                 None => format!("{at}  no leader"),
             }
         };
-        if json::print(line)? == json::Reader::Left {
+        if json::print(line)? == json::OutputReader::Left {
             return Ok(exit::OK);
         }
     }

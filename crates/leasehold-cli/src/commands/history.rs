@@ -75,7 +75,7 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &HistoryArgs) -> Res
     }
     if context.output.style().json {
         for ended in &ended {
-            if json::print(json::ended(ended).to_string())? == json::Reader::Left {
+            if json::print(json::ended(ended).to_string())? == json::OutputReader::Left {
                 return Ok(exit::OK);
             }
         }
@@ -146,7 +146,7 @@ async fn skipped(context: &CommandContext<'_>, args: &HistoryArgs, names: &Names
     records.truncate(args.limit);
     if context.output.style().json {
         for record in &records {
-            if json::print(runs::to_json(record, None).to_string())? == json::Reader::Left {
+            if json::print(runs::to_json(record, None).to_string())? == json::OutputReader::Left {
                 break;
             }
         }

@@ -49,7 +49,7 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &ListArgs) -> Result
     let on_screen = std::io::stdout().is_terminal() && !context.output.style().json;
     loop {
         let text = render(context, args, &locks, &names).await?;
-        if json::write(&if on_screen { format!("\x1b[H\x1b[2J{text}") } else { text })? == json::Reader::Left {
+        if json::write(&if on_screen { format!("\x1b[H\x1b[2J{text}") } else { text })? == json::OutputReader::Left {
             return Ok(exit::OK);
         }
         let tick = async { if on_screen { tokio::time::sleep(REDRAW).await } else { std::future::pending().await } };
@@ -83,7 +83,7 @@ fn is_narrowed(args: &ListArgs) -> bool {
 }
 
 /// The locks to show.
-struct Listed {
+struct LocksFound {
     locks: Vec<LockSummary>,
     /// Whether `--limit` left some out.
     truncated: bool,
@@ -93,8 +93,8 @@ async fn render(context: &CommandContext<'_>, args: &ListArgs, locks: &Leasehold
     Ok(shown(context, args, locks, &collect(args, locks, names).await?))
 }
 
-fn shown(context: &CommandContext<'_>, args: &ListArgs, locks: &Leasehold, listed: &Listed) -> String {
-    let Listed { locks: found, truncated } = listed;
+fn shown(context: &CommandContext<'_>, args: &ListArgs, locks: &Leasehold, listed: &LocksFound) -> String {
+    let LocksFound { locks: found, truncated } = listed;
     let waiting: usize = found.iter().map(|lock| lock.waiters.len()).sum();
     let settings = &context.settings;
     let kind = locks.guarantees().kind;
@@ -145,7 +145,7 @@ fn shown(context: &CommandContext<'_>, args: &ListArgs, locks: &Leasehold, liste
 }
 
 /// Returns the locks that match the arguments, sorted.
-async fn collect(args: &ListArgs, locks: &Leasehold, names: &Names) -> Result<Listed> {
+async fn collect(args: &ListArgs, locks: &Leasehold, names: &Names) -> Result<LocksFound> {
     let mut found = Vec::new();
     let mut filter = ListFilter::new(names.clone()).limit(PAGE);
     loop {
@@ -164,7 +164,7 @@ async fn collect(args: &ListArgs, locks: &Leasehold, names: &Names) -> Result<Li
     }
     let truncated = found.len() > args.limit;
     found.truncate(args.limit);
-    Ok(Listed { locks: found, truncated })
+    Ok(LocksFound { locks: found, truncated })
 }
 
 fn is_wanted(args: &ListArgs, lock: &LockSummary) -> bool {

@@ -8,7 +8,7 @@ use leasehold::{
 };
 
 use super::CommandContext;
-use crate::{output::Line, settings::Level, shell, usage::edit_distance};
+use crate::{edit_distance::edit_distance, output::Line, settings::Level, shell};
 
 /// At most this many leases, and this many records of history, are scanned for similar names.
 const MAX_SCANNED: usize = 1000;

@@ -28,7 +28,7 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &WatchArgs) -> Resul
             continue;
         }
         let line = if context.output.style().json { json::event(&event).to_string() } else { message(&event) };
-        if json::print(line)? == json::Reader::Left {
+        if json::print(line)? == json::OutputReader::Left {
             return Ok(exit::OK);
         }
     }

@@ -152,7 +152,7 @@ impl ReportFile {
     pub(crate) fn write(&self, report: &Report) -> Result<()> {
         let line = format!("{}\n", report.to_json());
         if self.0.as_os_str() == "-" {
-            let written = json::write(&line).and_then(json::Reader::required);
+            let written = json::write(&line).and_then(json::OutputReader::required);
             return written
                 .map_err(|failure| CommandError { message: format!("--report: {}", failure.message), ..failure });
         }

@@ -394,9 +394,10 @@ impl LocalLease {
                 if matches!(state.phase, Phase::Held(_)) && !belief.has_ended() {
                     let answer = LastAnswer { sent_at: call.sent_at, belief: belief.clone() };
                     let _in_time = self.validity.extend(now, self.deadline_after(&answer, renewal.ttl));
+                    // A scan by the timer may have left the lease out meanwhile, because its deadline had passed.
+                    return FollowUp::Schedule;
                 }
-                // A scan by the timer may have left the lease out meanwhile, because its deadline had passed.
-                FollowUp::Schedule
+                FollowUp::Nothing
             }
             Standing::Holding(_) => {
                 state.newest_renewal = call.number;

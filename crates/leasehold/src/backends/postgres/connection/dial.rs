@@ -30,20 +30,20 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 pub(super) struct Socket {
     // Dropped before the descriptor.
     _closed_in_child: Registration,
-    stream: Stream,
+    stream: SocketStream,
 }
 
 #[derive(Debug)]
-enum Stream {
+enum SocketStream {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
 impl Socket {
-    fn new(stream: Stream) -> io::Result<Self> {
+    fn new(stream: SocketStream) -> io::Result<Self> {
         let closed_in_child = match &stream {
-            Stream::Tcp(stream) => close_in_child(stream.as_fd())?,
-            Stream::Unix(stream) => close_in_child(stream.as_fd())?,
+            SocketStream::Tcp(stream) => close_in_child(stream.as_fd())?,
+            SocketStream::Unix(stream) => close_in_child(stream.as_fd())?,
         };
         Ok(Self { _closed_in_child: closed_in_child, stream })
     }
@@ -73,8 +73,8 @@ impl SessionSocket {
 impl AsyncRead for Socket {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match &mut self.get_mut().stream {
-            Stream::Tcp(stream) => Pin::new(stream).poll_read(cx, buffer),
-            Stream::Unix(stream) => Pin::new(stream).poll_read(cx, buffer),
+            SocketStream::Tcp(stream) => Pin::new(stream).poll_read(cx, buffer),
+            SocketStream::Unix(stream) => Pin::new(stream).poll_read(cx, buffer),
         }
     }
 }
@@ -82,22 +82,22 @@ impl AsyncRead for Socket {
 impl AsyncWrite for Socket {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match &mut self.get_mut().stream {
-            Stream::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
-            Stream::Unix(stream) => Pin::new(stream).poll_write(cx, bytes),
+            SocketStream::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
+            SocketStream::Unix(stream) => Pin::new(stream).poll_write(cx, bytes),
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.get_mut().stream {
-            Stream::Tcp(stream) => Pin::new(stream).poll_flush(cx),
-            Stream::Unix(stream) => Pin::new(stream).poll_flush(cx),
+            SocketStream::Tcp(stream) => Pin::new(stream).poll_flush(cx),
+            SocketStream::Unix(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.get_mut().stream {
-            Stream::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
-            Stream::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
+            SocketStream::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            SocketStream::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }
@@ -160,7 +160,7 @@ pub(super) async fn dial(
             Endpoint::Path(path) => {
                 let stream = UnixStream::connect(path).await?;
                 let socket = SessionSocket::of(&stream)?;
-                (Socket::new(Stream::Unix(stream))?, socket)
+                (Socket::new(SocketStream::Unix(stream))?, socket)
             }
         };
         let tls = MakeTlsConnect::<Socket>::make_tls_connect(&mut tls.clone(), &server.name);
@@ -177,5 +177,5 @@ fn over_tcp(stream: TcpStream) -> io::Result<(Socket, SessionSocket)> {
     sockopt::set_tcp_keepidle(&stream, Duration::from_secs(5))?;
     sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(2))?;
     let socket = SessionSocket::of(&stream)?;
-    Ok((Socket::new(Stream::Tcp(stream))?, socket))
+    Ok((Socket::new(SocketStream::Tcp(stream))?, socket))
 }
