@@ -199,8 +199,8 @@ fn doctor_finds_that_a_schema_is_missing() {
     let missing = run(&sandbox, &url, &["doctor"]);
     missing.assert_code(1);
     let words = "FAIL  schema             this database has no schema leasehold; run `leasehold init`";
-    let next = " → leasehold init\n1 failure, 0 warnings\n";
-    assert!(missing.stdout.contains(words) && missing.stdout.ends_with(next), "{missing:?}");
+    let next = format!(" → leasehold -b {url} init\n1 failure, 0 warnings\n");
+    assert!(missing.stdout.contains(words) && missing.stdout.ends_with(&next), "{missing:?}");
     assert_eq!(missing.stderr, "");
     let told = run(&sandbox, &url, &["doctor", "--json"]);
     told.assert_code(1);

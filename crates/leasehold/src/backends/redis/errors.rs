@@ -23,7 +23,7 @@ fn refused_by(server: &str, options: &RedisOptions, error: &RedisError) -> Error
     }
     if is_unauthenticated(error) {
         let advice = match (&options.user, &options.password, &options.credentials) {
-            (Some(_), None, None) => "the password follows a colon: redis://:PASSWORD@host",
+            (Some(_), None, None) => "a password follows a colon, as in :PASSWORD@host",
             _ => "give user and password in the URL, or by password_file=, password_env= or REDISCLI_AUTH",
         };
         return Error::permission_denied(format!("{server} refused: {text}; {advice}"));
