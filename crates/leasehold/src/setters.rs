@@ -1,0 +1,26 @@
+//! The methods of builders that set one field.
+
+/// Writes methods that set the field of their name and return the builder: `=>` leads to the field's new value.
+macro_rules! setters {
+    ($($(#[$attribute:meta])* pub fn $field:ident(mut self, $value:ident: $type:ty) -> Self => $set:expr;)*) => {
+        $(
+            $(#[$attribute])*
+            #[must_use]
+            pub fn $field(mut self, $value: $type) -> Self {
+                self.$field = $set;
+                self
+            }
+        )*
+    };
+    ($($(#[$attribute:meta])* pub const fn $field:ident(mut self, $value:ident: $type:ty) -> Self => $set:expr;)*) => {
+        $(
+            $(#[$attribute])*
+            #[must_use]
+            pub const fn $field(mut self, $value: $type) -> Self {
+                self.$field = $set;
+                self
+            }
+        )*
+    };
+}
+pub(crate) use setters;
