@@ -10,6 +10,7 @@ use crate::{
     check::{self, EndOfLease, Promises},
     faults::Faults,
     fleet::Fleet,
+    history::Span,
     instant::{Micros, millis, now},
     leftovers,
     report::RunSummary,
@@ -68,7 +69,12 @@ pub(crate) fn run(plan: &RunPlan) -> io::Result<RunSummary> {
     };
     let violations = check::all(
         &fleet.history,
-        Promises { liveness, fifo: plan.backend != BackendChoice::Redlock, reconnect, began, ended },
+        Promises {
+            liveness,
+            fifo: plan.backend != BackendChoice::Redlock,
+            reconnect,
+            run: Span { from: began, to: ended },
+        },
     );
     Ok(RunSummary::new(plan, (ended - began) / 1_000_000, &fleet.history, faults.injected, notes, violations))
 }

@@ -16,14 +16,14 @@ pub(super) fn check(history: &RunHistory, rules: Promises) -> Vec<Violation> {
 fn check_name(history: &RunHistory, rules: Promises, asks: &[&AcquisitionRecord]) -> Vec<Violation> {
     let mut violations = Vec::new();
     let mut report = |what: &str, one: &AcquisitionRecord, other: &AcquisitionRecord| {
-        let evidence = vec![one.describe(rules.began), other.describe(rules.began)];
-        violations.push(Violation::new("fences", format!("{}: {what}", one.name), evidence));
+        let evidence = vec![one.describe(rules.run.from), other.describe(rules.run.from)];
+        violations.push(Violation::new("fences", format!("{}: {what}", one.claim.name), evidence));
     };
 
     let mut seen: HashMap<u64, &AcquisitionRecord> = HashMap::new();
-    let mut granted: Vec<&AcquisitionRecord> = asks.iter().copied().filter(|ask| ask.began.is_some()).collect();
+    let mut granted: Vec<&AcquisitionRecord> = asks.iter().copied().filter(|ask| ask.began().is_some()).collect();
     for ask in &granted {
-        if let Some(other) = seen.insert(ask.fence, ask) {
+        if let Some(other) = seen.insert(ask.fence(), ask) {
             report("two grants share a fence", other, ask);
         }
     }
@@ -31,22 +31,22 @@ fn check_name(history: &RunHistory, rules: Promises, asks: &[&AcquisitionRecord]
     // Asks in order, each compared with the highest fence among grants that had returned before.
     granted.sort_by_key(|ask| ask.asked);
     let mut returned = granted.clone();
-    returned.sort_by_key(|ask| ask.began);
+    returned.sort_by_key(|ask| ask.began());
     let mut before = returned.iter().peekable();
     let mut highest: Option<&AcquisitionRecord> = None;
     for ask in granted {
-        while let Some(other) = before.next_if(|other| other.began < Some(ask.asked)) {
-            highest = highest.into_iter().chain([*other]).max_by_key(|ask| ask.fence);
+        while let Some(other) = before.next_if(|other| other.began() < Some(ask.asked)) {
+            highest = highest.into_iter().chain([*other]).max_by_key(|ask| ask.fence());
         }
-        if let Some(other) = highest.filter(|other| other.fence > ask.fence) {
+        if let Some(other) = highest.filter(|other| other.fence() > ask.fence()) {
             report("a later grant has a lower fence", other, ask);
         }
     }
 
-    let exclusive = returned.into_iter().filter(|ask| ask.units == ask.capacity && ask.believed.is_some());
+    let exclusive = returned.into_iter().filter(|ask| ask.claim.units == ask.claim.capacity && ask.believed.is_some());
     let exclusive: Vec<&AcquisitionRecord> = exclusive.collect();
     for pair in exclusive.windows(2) {
-        if pair[0].fence > pair[1].fence && !history.one_may_be_forgotten(pair[0], pair[1]) {
+        if pair[0].fence() > pair[1].fence() && !history.one_may_be_forgotten(pair[0], pair[1]) {
             report("a later exclusive holder has a lower fence", pair[0], pair[1]);
         }
     }

@@ -14,7 +14,7 @@ pub(super) fn check(history: &RunHistory, rules: Promises) -> Vec<Violation> {
     // A stopped process cannot report.
     let late = late.filter(|loss| !history.lives[loss.life].stopped_within(loss.due, loss.reported));
     late.map(|loss| {
-        let when = |at: Micros| seconds(at.saturating_sub(rules.began));
+        let when = |at: Micros| seconds(at.saturating_sub(rules.run.from));
         let what = format!("{}: `lost` came {} s late", loss.what, seconds(loss.reported - loss.due));
         let slow = if history.lives[loss.life].slow { ", on a slow disk" } else { "" };
         let label = &history.lives[loss.life].label;

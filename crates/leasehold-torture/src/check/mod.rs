@@ -10,7 +10,10 @@ mod progress;
 
 use serde::Serialize;
 
-use crate::{history::RunHistory, instant::Micros};
+use crate::{
+    history::{RunHistory, Span},
+    instant::Micros,
+};
 
 /// Something that must not happen, and the lines that show it.
 #[derive(Clone, Debug, Serialize)]
@@ -34,8 +37,7 @@ pub(crate) struct Promises {
     pub(crate) fifo: bool,
     /// How long after a disturbance or a failover a waiter may still be out of reach.
     pub(crate) reconnect: Micros,
-    pub(crate) began: Micros,
-    pub(crate) ended: Micros,
+    pub(crate) run: Span,
 }
 
 /// What ends a lease that nobody releases.
@@ -60,11 +62,11 @@ mod sample {
     use super::{EndOfLease, Promises};
     use crate::{
         event::{LogEvent, LogLine},
-        history::{RunHistory, WorkerLife},
+        history::{RunHistory, Span, WorkerLife},
     };
 
     pub(super) const RULES: Promises =
-        Promises { liveness: EndOfLease::Ttl, fifo: true, reconnect: 0, began: 0, ended: 60_000_000 };
+        Promises { liveness: EndOfLease::Ttl, fifo: true, reconnect: 0, run: Span { from: 0, to: 60_000_000 } };
 
     /// A history with `workers` processes and nothing in it.
     pub(super) fn history(workers: usize) -> RunHistory {
