@@ -99,6 +99,24 @@ async fn is_granted(quorum: &Quorum, request: &Request) -> bool {
     matches!(quorum.acquire(request).await.unwrap().value, Decision::Granted(_))
 }
 
+/// Five nodes, a bare majority of which has just granted `x` to a client whose clock stands still.
+struct JustGranted {
+    nodes: Nodes,
+    quorum: Arc<Quorum>,
+    links: Vec<Arc<Faulty>>,
+    clock: ManualClock,
+    request: Request,
+}
+
+async fn just_granted() -> JustGranted {
+    let nodes = Nodes::new(5);
+    let (quorum, links, clock) = nodes.client_at_a_standstill().await;
+    let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
+    assert!(is_granted(&quorum, &request).await);
+    assert_eq!(nodes.left().await, [1, 1, 1, 0, 0]);
+    JustGranted { nodes, quorum, links, clock, request }
+}
+
 #[tokio::test]
 async fn two_of_five_nodes_may_be_down_or_hang() {
     let nodes = Nodes::new(5);
@@ -299,11 +317,7 @@ async fn a_lease_is_given_to_more_than_a_majority_once_it_is_held_for_a_while() 
 /// A node that is slow to release must not make the lease look lost to the task that gives it to more nodes.
 #[tokio::test]
 async fn a_lease_that_is_being_released_is_not_given_to_more_nodes() {
-    let nodes = Nodes::new(5);
-    let (quorum, links, clock) = nodes.client_at_a_standstill().await;
-    let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
-    assert!(is_granted(&quorum, &request).await);
-    assert_eq!(nodes.left().await, [1, 1, 1, 0, 0]);
+    let JustGranted { nodes, quorum, links, clock, request } = just_granted().await;
     let slow = links[0].hold_requests_of(BackendCall::Release);
     let renewed = links[1].count(BackendCall::Renew);
     let (releasing, key) = (Arc::clone(&quorum), request.key.clone());
@@ -320,11 +334,7 @@ async fn a_lease_that_is_being_released_is_not_given_to_more_nodes() {
 
 #[tokio::test]
 async fn a_node_that_fails_right_after_a_grant_does_not_cost_the_lease() {
-    let nodes = Nodes::new(5);
-    let (quorum, links, _clock) = nodes.client_at_a_standstill().await;
-    let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
-    assert!(is_granted(&quorum, &request).await);
-    assert_eq!(nodes.left().await, [1, 1, 1, 0, 0]);
+    let JustGranted { nodes, quorum, links, request, .. } = just_granted().await;
     links[0].cut();
     let renewal = Renewal::new(request.key.clone(), request.ttl);
     let held = time::timeout(Duration::from_secs(5), async {
@@ -338,10 +348,7 @@ async fn a_node_that_fails_right_after_a_grant_does_not_cost_the_lease() {
 
 #[tokio::test]
 async fn what_is_given_to_more_nodes_after_someone_else_released_it_is_taken_back() {
-    let nodes = Nodes::new(5);
-    let (quorum, links, clock) = nodes.client_at_a_standstill().await;
-    let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
-    assert!(is_granted(&quorum, &request).await);
+    let JustGranted { nodes, quorum, links, clock, request } = just_granted().await;
     let slow = [3, 4].map(|at| links[at].hold_requests_of(BackendCall::Acquire));
     let asked = links[3].count(BackendCall::Acquire);
     clock.advance(Duration::from_millis(25));
