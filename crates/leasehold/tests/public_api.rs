@@ -183,7 +183,7 @@ impl Api {
                 Item::Impl(one) if !is_for_tests(&one.attrs) => self.impls.push((module.to_owned(), one.clone())),
                 Item::Macro(one)
                     if one.ident.as_ref().is_some_and(|name| {
-                        name.to_string().ends_with("_options") || name.to_string().ends_with("_option")
+                        ["_options", "_option", "_methods"].iter().any(|end| name.to_string().ends_with(end))
                     }) =>
                 {
                     let name = one.ident.as_ref().map(ToString::to_string).unwrap_or_default();
