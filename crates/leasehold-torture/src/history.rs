@@ -11,6 +11,8 @@ use crate::{
 /// Everything the checkers look at.
 #[derive(Debug, Default)]
 pub(crate) struct RunHistory {
+    /// When the run was.
+    pub(crate) run: Span,
     pub(crate) asks: Vec<AcquisitionRecord>,
     pub(crate) lives: Vec<WorkerLife>,
     pub(crate) queues: Vec<Queue>,
@@ -33,8 +35,7 @@ pub(crate) struct AcquisitionRecord {
     pub(crate) id: String,
     /// Which of [`RunHistory::lives`] asked.
     pub(crate) life: usize,
-    pub(crate) claim: AskedClaim,
-    pub(crate) asked: Micros,
+    pub(crate) asked: Asked,
     pub(crate) grant: Option<ObservedGrant>,
     /// Before the last check that passed.
     pub(crate) believed: Option<Micros>,
@@ -46,9 +47,10 @@ pub(crate) struct AcquisitionRecord {
     pub(crate) refusal: Option<String>,
 }
 
-/// What was asked for.
+/// What was asked for, and when.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct AskedClaim {
+pub(crate) struct Asked {
+    pub(crate) at: Micros,
     pub(crate) name: String,
     pub(crate) units: u32,
     pub(crate) capacity: u32,
@@ -77,7 +79,7 @@ pub(crate) struct WorkerLife {
 }
 
 /// A span of time.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Span {
     pub(crate) from: Micros,
     pub(crate) to: Micros,
@@ -137,8 +139,7 @@ impl RunHistory {
                 self.asks.push(AcquisitionRecord {
                     id,
                     life,
-                    claim: AskedClaim { name, units, capacity },
-                    asked: at,
+                    asked: Asked { at, name, units, capacity },
                     ..AcquisitionRecord::default()
                 });
             }
@@ -195,7 +196,7 @@ impl RunHistory {
     pub(crate) fn by_name(&self) -> BTreeMap<&str, Vec<&AcquisitionRecord>> {
         let mut names: BTreeMap<&str, Vec<&AcquisitionRecord>> = BTreeMap::new();
         for ask in &self.asks {
-            names.entry(&ask.claim.name).or_default().push(ask);
+            names.entry(&ask.asked.name).or_default().push(ask);
         }
         names
     }
@@ -213,7 +214,7 @@ impl RunHistory {
         // Renewals go at a third of the ttl, with jitter.
         let is_renewed = believed > began + ttl / 4;
         let late = |span: &Span| {
-            let granted = ask.asked <= span.to && span.from <= began;
+            let granted = ask.asked.at <= span.to && span.from <= began;
             let renewed = is_renewed && began <= span.to && span.from <= believed;
             (granted || renewed) && believed <= span.to + ttl
         };
@@ -265,10 +266,10 @@ impl AcquisitionRecord {
         format!(
             "{} {} units={} fence={} asked={} began={} believed={} ending={} released={} gave_up={} lost={}",
             self.id,
-            self.claim.name,
-            self.claim.units,
+            self.asked.name,
+            self.asked.units,
             self.fence(),
-            since(self.asked),
+            since(self.asked.at),
             or_none(self.began()),
             or_none(self.believed),
             or_none(self.ending),

@@ -45,7 +45,7 @@ impl RunSummary {
         violations: Vec<Violation>,
     ) -> Self {
         let asks = &history.asks;
-        let waits = asks.iter().filter_map(|ask| ask.began().map(|began| began.saturating_sub(ask.asked)));
+        let waits = asks.iter().filter_map(|ask| ask.began().map(|began| began.saturating_sub(ask.asked.at)));
         let mut refusals = BTreeMap::new();
         for error in asks.iter().filter_map(|ask| ask.refusal.as_deref()) {
             let kind = error.split(':').next().unwrap_or_default();

@@ -9,12 +9,12 @@ use crate::{
 /// How late a busy machine may make `lost`. Faults that block do so for longer.
 const BOUND: Micros = millis(1500);
 
-pub(super) fn check(history: &RunHistory, rules: Promises) -> Vec<Violation> {
+pub(super) fn check(history: &RunHistory, _rules: Promises) -> Vec<Violation> {
     let late = history.losses.iter().filter(|loss| loss.reported.saturating_sub(loss.due) > BOUND);
     // A stopped process cannot report.
     let late = late.filter(|loss| !history.lives[loss.life].stopped_within(loss.due, loss.reported));
     late.map(|loss| {
-        let when = |at: Micros| seconds(at.saturating_sub(rules.run.from));
+        let when = |at: Micros| seconds(at.saturating_sub(history.run.from));
         let what = format!("{}: `lost` came {} s late", loss.what, seconds(loss.reported - loss.due));
         let slow = if history.lives[loss.life].slow { ", on a slow disk" } else { "" };
         let label = &history.lives[loss.life].label;

@@ -10,10 +10,7 @@ mod progress;
 
 use serde::Serialize;
 
-use crate::{
-    history::{RunHistory, Span},
-    instant::Micros,
-};
+use crate::{history::RunHistory, instant::Micros};
 
 /// Something that must not happen, and the lines that show it.
 #[derive(Clone, Debug, Serialize)]
@@ -29,7 +26,7 @@ impl Violation {
     }
 }
 
-/// What the backend of the run promises, and when the run was.
+/// What the backend of the run promises.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Promises {
     pub(crate) liveness: EndOfLease,
@@ -37,7 +34,6 @@ pub(crate) struct Promises {
     pub(crate) fifo: bool,
     /// How long after a disturbance or a failover a waiter may still be out of reach.
     pub(crate) reconnect: Micros,
-    pub(crate) run: Span,
 }
 
 /// What ends a lease that nobody releases.
@@ -65,13 +61,12 @@ mod sample {
         history::{RunHistory, Span, WorkerLife},
     };
 
-    pub(super) const RULES: Promises =
-        Promises { liveness: EndOfLease::Ttl, fifo: true, reconnect: 0, run: Span { from: 0, to: 60_000_000 } };
+    pub(super) const RULES: Promises = Promises { liveness: EndOfLease::Ttl, fifo: true, reconnect: 0 };
 
     /// A history with `workers` processes and nothing in it.
     pub(super) fn history(workers: usize) -> RunHistory {
         let life = |index| WorkerLife { label: format!("w{index}"), ..WorkerLife::default() };
-        let mut history = RunHistory::default();
+        let mut history = RunHistory { run: Span { from: 0, to: 60_000_000 }, ..RunHistory::default() };
         history.lives.extend((0..workers).map(life));
         history
     }

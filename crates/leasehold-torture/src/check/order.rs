@@ -41,7 +41,7 @@ pub(super) fn check(history: &RunHistory, rules: Promises) -> Vec<Violation> {
                 && reported.insert((&ahead.id, &behind.id))
             {
                 let what = format!("{}: {} was ahead of {}, granted first", queue.name, ahead.id, behind.id);
-                let evidence = vec![ahead.describe(rules.run.from), behind.describe(rules.run.from)];
+                let evidence = vec![ahead.describe(history.run.from), behind.describe(history.run.from)];
                 violations.push(Violation::new("order", what, evidence));
             }
         }
@@ -56,10 +56,10 @@ fn kept_its_turn(rules: Promises, queue: &Queue, ask: &AcquisitionRecord) -> boo
 
 fn is_comparable(history: &RunHistory, rules: Promises, ask: &AcquisitionRecord) -> bool {
     let life = history.life_of(ask);
-    let from = ask.asked.saturating_sub(rules.reconnect);
+    let from = ask.asked.at.saturating_sub(rules.reconnect);
     ask.began().is_some_and(|began| {
         !life.slow
-            && !life.stopped_within(ask.asked, began)
+            && !life.stopped_within(ask.asked.at, began)
             && !life.disturbed_within(from, began)
             && !history.failing_over_within(from, began)
     })

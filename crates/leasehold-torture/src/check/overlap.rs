@@ -51,10 +51,10 @@ fn check_name(history: &RunHistory, rules: Promises, asks: &[&AcquisitionRecord]
         }
         holding.push(ask);
         let counted = holding.iter().filter(|other| other.id == ask.id || !history.one_may_be_forgotten(other, ask));
-        let units: u64 = counted.map(|ask| u64::from(ask.claim.units)).sum();
-        if units > u64::from(ask.claim.capacity) {
-            let what = format!("{}: {} believe at once, beyond the capacity", ask.claim.name, holding.len());
-            let evidence = holding.iter().map(|ask| ask.describe(rules.run.from)).collect();
+        let units: u64 = counted.map(|ask| u64::from(ask.asked.units)).sum();
+        if units > u64::from(ask.asked.capacity) {
+            let what = format!("{}: {} believe at once, beyond the capacity", ask.asked.name, holding.len());
+            let evidence = holding.iter().map(|ask| ask.describe(history.run.from)).collect();
             violations.push(Violation::new("overlap", what, evidence));
         }
     }
