@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 from . import _native
 from ._calls import calls_of, run, wait
@@ -248,13 +248,12 @@ class _One(Held):
         return f"<{type(self).__name__} {self.name!r} fence={self.fence} held={self.held}>"
 
 
-class Lease(_One):
-    """A lease that is held. It is renewed in the background until the block ends or it is released, unless the lock has
-    `auto_renew=False`."""
+class _Block(Held):
+    """A block that fails if what it holds is lost."""
 
     __slots__ = ()
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> Self:
         self.check()
         return self
 
@@ -263,7 +262,7 @@ class Lease(_One):
     ) -> None:
         self._leave_sync(error)
 
-    async def __aenter__(self) -> Lease:
+    async def __aenter__(self) -> Self:
         self._enter()
         return self
 
@@ -271,6 +270,13 @@ class Lease(_One):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._leave(error)
+
+
+class Lease(_Block, _One):
+    """A lease that is held. It is renewed in the background until the block ends or it is released, unless the lock has
+    `auto_renew=False`."""
+
+    __slots__ = ()
 
 
 class Term(_One):
@@ -305,7 +311,7 @@ class Term(_One):
         return False
 
 
-class Leases(Held):
+class Leases(_Block):
     """Several leases that are held together: the loss of one is the loss of all."""
 
     __slots__ = ("_fences",)
@@ -324,24 +330,6 @@ class Leases(Held):
 
     def __len__(self) -> int:
         return len(self._fences)
-
-    def __enter__(self) -> Leases:
-        self.check()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._leave_sync(error)
-
-    async def __aenter__(self) -> Leases:
-        self._enter()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._leave(error)
 
     def __str__(self) -> str:
         return ", ".join(self._fences)
