@@ -221,13 +221,17 @@ fn take_turn(locks: &Leasehold, name: &str) -> JoinHandle<Result<Released>> {
     thread::spawn(move || blocking::wait(async { waits.acquire().await?.release().await }))
 }
 
-/// Watches for 10 s that whoever waits for `x` keeps its place, which is longer than it lives without a renewal.
-fn keeps_its_place(server: &Postgres) {
+/// Watches that whoever waits for `x` keeps its place while a stranger's transaction with this statement is open. That
+/// is for 10 s, longer than the place lives without a renewal.
+fn keeps_its_place_during(server: &Postgres, statement: &str) {
+    let (runtime, stranger) = stranger(server);
+    runtime.block_on(stranger.batch_execute(&format!("begin; {statement}"))).unwrap();
     for _ in 0..20 {
         thread::sleep(Duration::from_millis(500));
         let place = "select count(*) from leasehold.entry where name = 'x' and expires_at > clock_timestamp()";
         assert_eq!(server.psql(place), "1", "its place expired");
     }
+    runtime.block_on(stranger.batch_execute("commit")).unwrap();
 }
 
 #[test]
@@ -237,12 +241,8 @@ fn many_who_wait_for_a_name_in_a_strangers_transaction_cost_nobody_else_their_pl
     let locks = connect(&server.url());
     let waiters: Vec<_> = (0..100).map(|_| take_turn(&locks, "stuck")).chain([take_turn(&locks, "x")]).collect();
     until(|| server.psql("select count(*) from leasehold.entry") == "101");
-    let (runtime, stranger) = stranger(&server);
-    let release = "begin; select leasehold.release_lock('stuck', 'a')";
-    runtime.block_on(stranger.batch_execute(release)).unwrap();
     // To wait for each of them takes 40 s.
-    keeps_its_place(&server);
-    runtime.block_on(stranger.batch_execute("commit")).unwrap();
+    keeps_its_place_during(&server, "select leasehold.release_lock('stuck', 'a')");
     server.psql("select leasehold.release_lock('x', 'a')");
     for waiter in waiters {
         waiter.join().unwrap().unwrap();
@@ -258,12 +258,8 @@ fn many_names_in_a_strangers_transaction_cost_who_waits_for_another_no_place() {
     let locks = connect(&server.url());
     let waiters: Vec<_> = names.iter().map(|name| take_turn(&locks, name)).collect();
     until(|| server.psql("select count(*) from leasehold.entry") == "41");
-    let (runtime, stranger) = stranger(&server);
-    let lock = "begin; select * from leasehold.resource where name like 'stuck%' for update";
-    runtime.block_on(stranger.batch_execute(lock)).unwrap();
     // To wait for each name once takes 16 s.
-    keeps_its_place(&server);
-    runtime.block_on(stranger.batch_execute("commit")).unwrap();
+    keeps_its_place_during(&server, "select * from leasehold.resource where name like 'stuck%' for update");
     server.psql("select count(leasehold.release_lock('stuck' || n, 'a')) from generate_series(0, 39) n");
     server.psql("select leasehold.release_lock('x', 'a')");
     for waiter in waiters {

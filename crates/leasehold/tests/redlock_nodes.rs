@@ -39,6 +39,15 @@ impl Nodes {
         self.client_with(QuorumOptions::new().longest_ttl(Duration::ZERO))
     }
 
+    /// A client that cannot reach these nodes.
+    fn client_without<const N: usize>(&self, cut: [usize; N]) -> (Arc<Quorum>, Vec<Arc<Faulty>>) {
+        let (quorum, links) = self.client();
+        for at in cut {
+            links[at].cut();
+        }
+        (quorum, links)
+    }
+
     fn client_with(&self, options: QuorumOptions) -> (Arc<Quorum>, Vec<Arc<Faulty>>) {
         let links: Vec<Arc<Faulty>> =
             self.memories.iter().map(|memory| Faulty::new(Arc::new(memory.sibling()))).collect();
@@ -120,8 +129,7 @@ async fn just_granted() -> JustGranted {
 #[tokio::test]
 async fn two_of_five_nodes_may_be_down_or_hang() {
     let nodes = Nodes::new(5);
-    let (quorum, links) = nodes.client();
-    links[0].cut();
+    let (quorum, links) = nodes.client_without([0]);
     let hung =
         [BackendCall::Acquire, BackendCall::Renew, BackendCall::Release].map(|call| links[3].hold_requests_of(call));
     for round in 0..5 {
@@ -229,9 +237,7 @@ async fn a_dropped_caller_leaves_nothing_on_any_node() {
 #[tokio::test]
 async fn what_a_minority_granted_is_given_back_before_busy_is_told() {
     let nodes = Nodes::new(5);
-    let (holder, links) = nodes.client();
-    links[0].cut();
-    links[1].cut();
+    let (holder, links) = nodes.client_without([0, 1]);
     assert!(is_granted(&holder, &attempt("x")).await, "held on the nodes 2, 3 and 4");
     let (other, _) = nodes.client();
     for _ in 0..3 {
@@ -248,8 +254,7 @@ async fn what_a_minority_granted_is_given_back_before_busy_is_told() {
 #[tokio::test]
 async fn a_waiter_at_the_head_gets_what_another_held_elsewhere() {
     let nodes = Nodes::new(5);
-    let (holder, links) = nodes.client();
-    links[0].cut();
+    let (holder, links) = nodes.client_without([0]);
     let held = attempt("x");
     assert!(is_granted(&holder, &held).await);
     let locks = Leasehold::builder().open(nodes.client().0).unwrap();
@@ -266,9 +271,7 @@ async fn a_waiter_at_the_head_gets_what_another_held_elsewhere() {
 #[tokio::test]
 async fn nodes_that_come_back_are_given_the_lease_so_that_others_may_fail() {
     let nodes = Nodes::new(5);
-    let (quorum, links) = nodes.client();
-    links[0].cut();
-    links[4].cut();
+    let (quorum, links) = nodes.client_without([0, 4]);
     let held = attempt("x");
     assert!(is_granted(&quorum, &held).await);
     assert_eq!(nodes.left().await, [0, 1, 1, 1, 0], "a bare majority");

@@ -121,7 +121,7 @@ fn a_link_in_the_place_of_a_directory_is_refused() {
             let path = root.path().join("test").join(part);
             fs::rename(&path, root.path().join("aside"))?;
             std::os::unix::fs::symlink(elsewhere.path(), &path)?;
-            let error = FileBackend::open(options(root.path(), "")).await.unwrap_err();
+            let error = refused(root.path()).await;
             assert!(format!("{error:#}").contains("not a directory"), "{error}");
             fs::remove_file(&path)?;
             fs::rename(root.path().join("aside"), &path)?;

@@ -84,7 +84,7 @@ fn a_directory_that_cannot_be_made_or_is_gone_is_an_error_that_names_it() {
 #[test]
 fn a_read_only_disk_is_a_matter_of_permission() {
     on_a_disk("ro", async |root| {
-        let error = FileBackend::open(options(root, "")).await.unwrap_err();
+        let error = refused(root).await;
         assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
         Ok(())
     });
@@ -95,14 +95,14 @@ fn another_format_and_other_files_are_refused() {
     in_directory(async |root| {
         drop(open(root).await);
         fs::write(root.join("test/format"), "leasehold-file 4 4\n")?;
-        let error = FileBackend::open(options(root, "")).await.unwrap_err();
+        let error = refused(root).await;
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.to_string().contains("leasehold-file 4"), "{error}");
 
         let other = tempfile::tempdir()?;
         fs::create_dir(other.path().join("test"))?;
         fs::write(other.path().join("test/thesis.tex"), "")?;
-        let error = FileBackend::open(options(other.path(), "")).await.unwrap_err();
+        let error = refused(other.path()).await;
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);
         assert_eq!(files(other.path().to_owned()), ["test"], "nothing is left aside");
         Ok(())

@@ -81,6 +81,11 @@ async fn open_by(root: &Path, clock: &ManualClock) -> FileBackend {
     FileBackend::open(options).await.unwrap()
 }
 
+/// Why this directory cannot be opened.
+async fn refused(root: &Path) -> leasehold::Error {
+    FileBackend::open(options(root, "")).await.unwrap_err()
+}
+
 async fn connect(root: &Path) -> leasehold::Result<leasehold::Leasehold> {
     leasehold::Leasehold::builder().namespace("test").connect(&format!("file://{}", root.display())).await
 }
