@@ -122,6 +122,14 @@ class Held:
         if not self._grant.held():
             raise self._lost_error(self._grant.loss())
 
+    def __enter__(self) -> Self:
+        self.check()
+        return self
+
+    async def __aenter__(self) -> Self:
+        self._enter()
+        return self
+
     async def renew(self, ttl: float) -> None:
         """Renews for `ttl` seconds from now, and by that much from now on."""
         self.check()
@@ -253,18 +261,10 @@ class _Block(Held):
 
     __slots__ = ()
 
-    def __enter__(self) -> Self:
-        self.check()
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave_sync(error)
-
-    async def __aenter__(self) -> Self:
-        self._enter()
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -284,10 +284,6 @@ class Term(_One):
 
     __slots__ = ()
 
-    def __enter__(self) -> Term:
-        self.check()
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
@@ -296,10 +292,6 @@ class Term(_One):
         except LockLost:
             return True
         return False
-
-    async def __aenter__(self) -> Term:
-        self._enter()
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
