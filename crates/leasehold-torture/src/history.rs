@@ -104,13 +104,13 @@ pub(crate) struct Queue {
     pub(crate) waiting: Vec<String>,
 }
 
-/// When a loss was due, and when `lost` completed.
+/// A loss that was reported.
 #[derive(Clone, Debug)]
 pub(crate) struct LossTimes {
     pub(crate) life: usize,
     pub(crate) what: String,
-    pub(crate) due: Micros,
-    pub(crate) reported: Micros,
+    /// From when it was due until `lost` completed.
+    pub(crate) delay: Span,
 }
 
 /// A forked child.
@@ -156,11 +156,11 @@ impl RunHistory {
             LogEvent::Released { id, .. } => self.change(&id, |ask| ask.released = Some(at)),
             LogEvent::Lost { id, failed_at } => {
                 self.change(&id, |ask| ask.lost = Some(failed_at));
-                self.losses.push(LossTimes { life, what: id, due: failed_at, reported: at });
+                self.losses.push(LossTimes { life, what: id, delay: Span { from: failed_at, to: at } });
             }
             LogEvent::Probe { due } => {
                 let what = format!("the probe of {}", self.lives[life].label);
-                self.losses.push(LossTimes { life, what, due, reported: at });
+                self.losses.push(LossTimes { life, what, delay: Span { from: due, to: at } });
             }
             LogEvent::Queue { name, holding, waiting } => self.queues.push(Queue { at, name, holding, waiting }),
             LogEvent::Callback => self.callbacks += 1,
