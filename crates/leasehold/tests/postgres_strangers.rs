@@ -221,6 +221,14 @@ fn take_turn(locks: &Leasehold, name: &str) -> JoinHandle<Result<Released>> {
     thread::spawn(move || blocking::wait(async { waits.acquire().await?.release().await }))
 }
 
+/// Releases `x` and waits until all have had their turns.
+fn end_turns(server: &Postgres, waiters: Vec<JoinHandle<Result<Released>>>) {
+    server.psql("select leasehold.release_lock('x', 'a')");
+    for waiter in waiters {
+        waiter.join().unwrap().unwrap();
+    }
+}
+
 /// Watches that whoever waits for `x` keeps its place while a stranger's transaction with this statement is open. That
 /// is for 10 s, longer than the place lives without a renewal.
 fn keeps_its_place_during(server: &Postgres, statement: &str) {
@@ -243,10 +251,7 @@ fn many_who_wait_for_a_name_in_a_strangers_transaction_cost_nobody_else_their_pl
     until(|| server.psql("select count(*) from leasehold.entry") == "101");
     // To wait for each of them takes 40 s.
     keeps_its_place_during(&server, "select leasehold.release_lock('stuck', 'a')");
-    server.psql("select leasehold.release_lock('x', 'a')");
-    for waiter in waiters {
-        waiter.join().unwrap().unwrap();
-    }
+    end_turns(&server, waiters);
 }
 
 #[test]
@@ -261,10 +266,7 @@ fn many_names_in_a_strangers_transaction_cost_who_waits_for_another_no_place() {
     // To wait for each name once takes 16 s.
     keeps_its_place_during(&server, "select * from leasehold.resource where name like 'stuck%' for update");
     server.psql("select count(leasehold.release_lock('stuck' || n, 'a')) from generate_series(0, 39) n");
-    server.psql("select leasehold.release_lock('x', 'a')");
-    for waiter in waiters {
-        waiter.join().unwrap().unwrap();
-    }
+    end_turns(&server, waiters);
 }
 
 #[test]

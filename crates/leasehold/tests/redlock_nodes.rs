@@ -39,6 +39,15 @@ impl Nodes {
         self.client_with(QuorumOptions::new().longest_ttl(Duration::ZERO))
     }
 
+    /// A client with a lease that every node has by now.
+    async fn client_that_holds(&self, name: &str) -> (Arc<Quorum>, Vec<Arc<Faulty>>, Request) {
+        let (quorum, links) = self.client();
+        let held = attempt(name);
+        assert!(is_granted(&quorum, &held).await);
+        self.come_to(&vec![1; self.memories.len()]).await;
+        (quorum, links, held)
+    }
+
     /// A client that cannot reach these nodes.
     fn client_without<const N: usize>(&self, cut: [usize; N]) -> (Arc<Quorum>, Vec<Arc<Faulty>>) {
         let (quorum, links) = self.client();
@@ -155,10 +164,7 @@ async fn two_of_five_nodes_may_be_down_or_hang() {
 #[tokio::test]
 async fn with_three_of_five_down_every_call_ends_soon_and_names_them() {
     let nodes = Nodes::new(5);
-    let (quorum, links) = nodes.client();
-    let held = attempt("held");
-    assert!(is_granted(&quorum, &held).await);
-    nodes.come_to(&[1; 5]).await;
+    let (quorum, links, held) = nodes.client_that_holds("held").await;
     links[1].cut();
     links[2].cut();
     let hung = [BackendCall::Acquire, BackendCall::Renew, BackendCall::Release, BackendCall::List]
@@ -432,10 +438,7 @@ async fn a_lease_is_found_if_a_majority_holds_it_and_not_if_nodes_that_are_silen
 #[tokio::test]
 async fn what_is_left_of_a_lease_that_a_majority_lost_is_freed() {
     let nodes = Nodes::new(5);
-    let (quorum, _links) = nodes.client();
-    let held = attempt("x");
-    assert!(is_granted(&quorum, &held).await);
-    nodes.come_to(&[1; 5]).await;
+    let (quorum, _links, held) = nodes.client_that_holds("x").await;
     for memory in &nodes.memories[1..4] {
         let page = memory.list(&ListFilter::new(Names::Exactly(held.key.resource.clone()))).await.unwrap();
         let LeaseState::Holding { fence, .. } = page.leases[0].state else { panic!("it is held there") };

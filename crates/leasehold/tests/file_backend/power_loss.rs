@@ -83,8 +83,7 @@ fn a_directory_torn_by_a_power_loss_is_repaired_and_fences_keep_rising() {
         assert!(!files(root.join("test")).iter().any(|name| name.starts_with(".new-")));
         fs::write(root.join("test/format"), "")?;
         fs::write(root.join("test/thesis.tex"), "")?;
-        let error = refused(root).await;
-        assert_eq!(error.kind(), ErrorKind::Unsupported, "it may be another's");
+        assert_eq!(refused(root).await.kind(), ErrorKind::Unsupported, "it may be another's");
         Ok(())
     });
 }
