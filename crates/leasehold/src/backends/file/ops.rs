@@ -31,7 +31,7 @@ use crate::{
     Result,
     backend::{Audience, Hint, publish},
     clock::Clock,
-    lease::{EndedLease, Event, LeaseId, Resource},
+    lease::{EndedLease, Event, LeaseId, Moment, Resource},
     model::{Context, Effects, Entry, EntryState, Expiry, Presence, State},
 };
 
