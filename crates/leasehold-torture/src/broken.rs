@@ -162,7 +162,7 @@ async fn swaps_turns(shared: &WorkerState) {
     tokio::join!(first, second);
 }
 
-async fn hold_as(shared: &WorkerState, ask: &LockAttempt, guard: leasehold::Result<leasehold::Guard>) {
+async fn hold_as(shared: &WorkerState, ask: &LockAttempt, guard: leasehold::Result<Guard>) {
     match guard {
         Ok(guard) => {
             shared.began(ask, guard.fence().get());

@@ -243,7 +243,7 @@ async fn a_dropped_caller_leaves_nothing_on_any_node() {
 #[tokio::test]
 async fn what_a_minority_granted_is_given_back_before_busy_is_told() {
     let nodes = Nodes::new(5);
-    let (holder, links) = nodes.client_without([0, 1]);
+    let (holder, _links) = nodes.client_without([0, 1]);
     assert!(is_granted(&holder, &attempt("x")).await, "held on the nodes 2, 3 and 4");
     let (other, _) = nodes.client();
     for _ in 0..3 {
@@ -357,7 +357,7 @@ async fn a_node_that_fails_right_after_a_grant_does_not_cost_the_lease() {
 
 #[tokio::test]
 async fn what_is_given_to_more_nodes_after_someone_else_released_it_is_taken_back() {
-    let JustGranted { nodes, quorum, links, clock, request } = just_granted().await;
+    let JustGranted { nodes, quorum: _holder, links, clock, request } = just_granted().await;
     let slow = [3, 4].map(|at| links[at].hold_requests_of(BackendCall::Acquire));
     let asked = links[3].count(BackendCall::Acquire);
     clock.advance(Duration::from_millis(25));

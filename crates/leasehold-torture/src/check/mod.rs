@@ -66,7 +66,8 @@ mod sample {
     /// A history with `workers` processes and nothing in it.
     pub(super) fn history(workers: usize) -> RunHistory {
         let life = |index| WorkerLife { label: format!("w{index}"), ..WorkerLife::default() };
-        let mut history = RunHistory { run: Span { from: 0, to: 60_000_000 }, ..RunHistory::default() };
+        let mut history = RunHistory::default();
+        history.run = Span { from: 0, to: 60_000_000 };
         history.lives.extend((0..workers).map(life));
         history
     }
