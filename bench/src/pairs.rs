@@ -11,7 +11,7 @@ use tokio::{
     task::{JoinSet, yield_now},
 };
 
-use crate::{Result, children::argument, scenarios::one_thread};
+use crate::{Result, children::argument, comparison::Contender, scenarios::one_thread};
 
 /// Acquires and releases `name` `count` times.
 pub(crate) async fn on(locks: &Leasehold, name: &str, count: u64) -> Result<()> {
@@ -32,6 +32,13 @@ where
             running.spawn(task(number, count / tasks + u64::from(number < count % tasks)));
         }
         running.join_all().await.into_iter().collect()
+    })
+}
+
+/// A contender whose tasks take turns on one name, on leasehold.
+pub(crate) fn turns<'a>(runtime: &'a Runtime, tasks: u64, locks: &'a Leasehold) -> Contender<'a> {
+    Contender::new("leasehold", move |count| {
+        spread(runtime, tasks, count, |_, count| in_turns(locks.clone(), "hot", count))
     })
 }
 

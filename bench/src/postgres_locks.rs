@@ -95,23 +95,27 @@ impl Callers {
 
     /// Uncontended pairs, each client on its own name.
     pub(crate) fn pairs<'a>(&'a self, name: &'static str, runtime: &'a Runtime) -> Contender<'a> {
-        let clients = self.0.len() as u64;
-        Contender::new(name, move |count| {
-            pairs::spread(runtime, clients, count, |number, count| {
-                let callers = self.clone();
-                async move { callers.pair(number, count).await }
-            })
-        })
+        self.contender(name, runtime, |callers, number, count| async move { callers.pair(number, count).await })
     }
 
     /// Attempts on one name that another holds.
     pub(crate) fn tries<'a>(&'a self, name: &'static str, runtime: &'a Runtime) -> Contender<'a> {
+        self.contender(name, runtime, |callers, number, count| async move { callers.fail(number, count).await })
+    }
+
+    /// A contender whose clients each do this with a number of their own.
+    fn contender<'a, F>(
+        &'a self,
+        name: &'static str,
+        runtime: &'a Runtime,
+        operate: impl Fn(Self, u64, u64) -> F + 'a,
+    ) -> Contender<'a>
+    where
+        F: Future<Output = Result<()>> + Send + 'static,
+    {
         let clients = self.0.len() as u64;
         Contender::new(name, move |count| {
-            pairs::spread(runtime, clients, count, |number, count| {
-                let callers = self.clone();
-                async move { callers.fail(number, count).await }
-            })
+            pairs::spread(runtime, clients, count, |number, count| operate(self.clone(), number, count))
         })
     }
 

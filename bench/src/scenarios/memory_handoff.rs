@@ -23,9 +23,7 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
     let scores = compare(
         effort,
         &[
-            Contender::new("leasehold", |count| {
-                pairs::spread(&runtime, TASKS, count, |_, count| pairs::in_turns(locks.clone(), "hot", count))
-            }),
+            pairs::turns(&runtime, TASKS, &locks),
             Contender::new("tokio mutex", |count| {
                 pairs::spread(&runtime, TASKS, count, |_, count| {
                     let mutex = Arc::clone(&mutex);

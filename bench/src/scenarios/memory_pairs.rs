@@ -17,6 +17,24 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 const TASKS: u64 = 64;
 
+/// A contender whose tasks each use a name of their own; what follows `=>` locks and unlocks it.
+macro_rules! pairs_on {
+    ($title:literal, $runtime:expr, $locks:ident, $name:ident => $pair:expr) => {
+        Contender::new($title, |count| {
+            pairs::spread($runtime, TASKS, count, |number, count| {
+                let $locks = Arc::clone(&$locks);
+                async move {
+                    let $name = format!("order:{number}");
+                    for _ in 0..count {
+                        $pair;
+                    }
+                    Ok(())
+                }
+            })
+        })
+    };
+}
+
 fn measure(effort: Effort, section: &mut Section) -> Result<()> {
     let runtime = two_workers()?;
     let locks = runtime.block_on(Leasehold::connect("memory:"))?;
@@ -32,42 +50,11 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
                     async move { pairs::on(&locks, &format!("order:{number}"), count).await }
                 })
             }),
-            Contender::new("keyed-lock", |count| {
-                pairs::spread(&runtime, TASKS, count, |number, count| {
-                    let keyed = Arc::clone(&keyed);
-                    async move {
-                        let name = format!("order:{number}");
-                        for _ in 0..count {
-                            drop(keyed.lock(name.clone()).await);
-                        }
-                        Ok(())
-                    }
-                })
-            }),
-            Contender::new("lockable", |count| {
-                pairs::spread(&runtime, TASKS, count, |number, count| {
-                    let pool = Arc::clone(&pool);
-                    async move {
-                        let name = format!("order:{number}");
-                        for _ in 0..count {
-                            drop(pool.async_lock(name.clone()).await);
-                        }
-                        Ok(())
-                    }
-                })
-            }),
-            Contender::new("map of tokio mutexes", |count| {
-                pairs::spread(&runtime, TASKS, count, |number, count| {
-                    let map = Arc::clone(&map);
-                    async move {
-                        let name = format!("order:{number}");
-                        for _ in 0..count {
-                            let mutex = Arc::clone(map.lock().entry(name.clone()).or_default());
-                            drop(mutex.lock().await);
-                        }
-                        Ok(())
-                    }
-                })
+            pairs_on!("keyed-lock", &runtime, keyed, name => drop(keyed.lock(name.clone()).await)),
+            pairs_on!("lockable", &runtime, pool, name => drop(pool.async_lock(name.clone()).await)),
+            pairs_on!("map of tokio mutexes", &runtime, map, name => {
+                let mutex = Arc::clone(map.lock().entry(name.clone()).or_default());
+                drop(mutex.lock().await);
             }),
         ],
     )?;

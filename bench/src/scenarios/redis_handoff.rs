@@ -36,9 +36,7 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
         let scores = compare(
             effort,
             &[
-                Contender::new("leasehold", |count| {
-                    pairs::spread(&runtime, waiters, count, |_, count| pairs::in_turns(locks.clone(), "hot", count))
-                }),
+                pairs::turns(&runtime, waiters, &locks),
                 Contender::new("push", |count| {
                     pairs::spread(&runtime, waiters, count, |_, count| {
                         let mut push = push.clone();

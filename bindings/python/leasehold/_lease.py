@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 from . import _native
 from ._calls import calls_of, run, wait
@@ -121,6 +121,14 @@ class Held:
         """Raises `LockLost` unless everything is held. Cheap: call it before each write."""
         if not self._grant.held():
             raise self._lost_error(self._grant.loss())
+
+    def __enter__(self) -> Self:
+        self.check()
+        return self
+
+    async def __aenter__(self) -> Self:
+        self._enter()
+        return self
 
     async def renew(self, ttl: float) -> None:
         """Renews for `ttl` seconds from now, and by that much from now on."""
@@ -248,24 +256,15 @@ class _One(Held):
         return f"<{type(self).__name__} {self.name!r} fence={self.fence} held={self.held}>"
 
 
-class Lease(_One):
-    """A lease that is held. It is renewed in the background until the block ends or it is released, unless the lock has
-    `auto_renew=False`."""
+class _Block(Held):
+    """A block that fails if what it holds is lost."""
 
     __slots__ = ()
-
-    def __enter__(self) -> Lease:
-        self.check()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave_sync(error)
-
-    async def __aenter__(self) -> Lease:
-        self._enter()
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -273,14 +272,17 @@ class Lease(_One):
         await self._leave(error)
 
 
+class Lease(_Block, _One):
+    """A lease that is held. It is renewed in the background until the block ends or it is released, unless the lock has
+    `auto_renew=False`."""
+
+    __slots__ = ()
+
+
 class Term(_One):
     """A time during which this candidate leads. A block under it ends quietly when leadership is lost."""
 
     __slots__ = ()
-
-    def __enter__(self) -> Term:
-        self.check()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -290,10 +292,6 @@ class Term(_One):
         except LockLost:
             return True
         return False
-
-    async def __aenter__(self) -> Term:
-        self._enter()
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -305,7 +303,7 @@ class Term(_One):
         return False
 
 
-class Leases(Held):
+class Leases(_Block):
     """Several leases that are held together: the loss of one is the loss of all."""
 
     __slots__ = ("_fences",)
@@ -324,24 +322,6 @@ class Leases(Held):
 
     def __len__(self) -> int:
         return len(self._fences)
-
-    def __enter__(self) -> Leases:
-        self.check()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._leave_sync(error)
-
-    async def __aenter__(self) -> Leases:
-        self._enter()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._leave(error)
 
     def __str__(self) -> str:
         return ", ".join(self._fences)

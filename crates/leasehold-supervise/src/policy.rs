@@ -41,11 +41,7 @@ impl FromStr for KillMode {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "group" => Ok(Self::Group),
-            "process" => Ok(Self::Process),
-            _ => Err(String::from("write group or process")),
-        }
+        by_name(text, [("group", Self::Group), ("process", Self::Process)], "write group or process")
     }
 }
 
@@ -53,12 +49,8 @@ impl FromStr for Stragglers {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "stop" => Ok(Self::Stop),
-            "wait" => Ok(Self::Wait),
-            "leave" => Ok(Self::Leave),
-            _ => Err(String::from("write stop, wait or leave")),
-        }
+        let values = [("stop", Self::Stop), ("wait", Self::Wait), ("leave", Self::Leave)];
+        by_name(text, values, "write stop, wait or leave")
     }
 }
 
@@ -66,14 +58,15 @@ impl FromStr for OnLost {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "terminate" => Ok(Self::Terminate),
-            "kill" => Ok(Self::Kill),
-            "continue" => Ok(Self::Continue),
-            _ => match text.strip_prefix("signal:") {
-                Some(name) => name.parse().map(Self::Signal),
-                None => Err(String::from("write terminate, kill, signal:NAME or continue")),
-            },
+        if let Some(name) = text.strip_prefix("signal:") {
+            return name.parse().map(Self::Signal);
         }
+        let values = [("terminate", Self::Terminate), ("kill", Self::Kill), ("continue", Self::Continue)];
+        by_name(text, values, "write terminate, kill, signal:NAME or continue")
     }
+}
+
+/// The value of this name; `advice` is the error if no value has it.
+fn by_name<T, const N: usize>(name: &str, values: [(&str, T); N], advice: &str) -> Result<T, String> {
+    values.into_iter().find(|(known, _)| *known == name).map(|(_, value)| value).ok_or_else(|| advice.to_owned())
 }

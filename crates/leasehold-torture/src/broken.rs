@@ -2,7 +2,7 @@
 
 use std::{mem, time::Duration};
 
-use leasehold::Outcome;
+use leasehold::{Guard, Outcome};
 use leasehold_testkit::Dice;
 use tokio::time::{sleep, timeout};
 
@@ -51,16 +51,25 @@ async fn no_lock(shared: &WorkerState, dice: &mut Dice) {
     believe_blindly(shared, &ask, HOLD).await;
 }
 
-async fn ignores_loss(shared: &WorkerState) {
+/// Takes the mutex for 50 ms, after which it is lost.
+async fn hold_briefly(shared: &WorkerState) -> Option<(LockAttempt, Guard)> {
     let ask = shared.ask(MUTEX);
     let mutex = shared.locks.mutex(MUTEX.name).wait(WAIT).max_hold(Duration::from_millis(50));
     match mutex.acquire().await {
         Ok(guard) => {
             shared.began(&ask, guard.fence().get());
-            believe_blindly(shared, &ask, HOLD).await;
+            Some((ask, guard))
         }
-        Err(error) => shared.refused(&ask, &error),
+        Err(error) => {
+            shared.refused(&ask, &error);
+            None
+        }
     }
+}
+
+async fn ignores_loss(shared: &WorkerState) {
+    let Some((ask, _lost_soon)) = hold_briefly(shared).await else { return };
+    believe_blindly(shared, &ask, HOLD).await;
 }
 
 /// Some answers take 150 ms to arrive, and the ttl of 200 ms is counted from then.
@@ -153,7 +162,7 @@ async fn swaps_turns(shared: &WorkerState) {
     tokio::join!(first, second);
 }
 
-async fn hold_as(shared: &WorkerState, ask: &LockAttempt, guard: leasehold::Result<leasehold::Guard>) {
+async fn hold_as(shared: &WorkerState, ask: &LockAttempt, guard: leasehold::Result<Guard>) {
     match guard {
         Ok(guard) => {
             shared.began(ask, guard.fence().get());
@@ -177,16 +186,9 @@ async fn never_releases(shared: &WorkerState) {
 }
 
 async fn late_loss(shared: &WorkerState) {
-    let ask = shared.ask(MUTEX);
-    let mutex = shared.locks.mutex(MUTEX.name).wait(WAIT).max_hold(Duration::from_millis(50));
-    match mutex.acquire().await {
-        Ok(guard) => {
-            shared.began(&ask, guard.fence().get());
-            if let Some(failed_at) = shared.believe(&ask, &guard, now() + millis(5000)).await {
-                sleep(Duration::from_secs(3)).await;
-                shared.lose(&ask, &guard, failed_at).await;
-            }
-        }
-        Err(error) => shared.refused(&ask, &error),
+    let Some((ask, guard)) = hold_briefly(shared).await else { return };
+    if let Some(failed_at) = shared.believe(&ask, &guard, now() + millis(5000)).await {
+        sleep(Duration::from_secs(3)).await;
+        shared.lose(&ask, &guard, failed_at).await;
     }
 }

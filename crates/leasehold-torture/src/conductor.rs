@@ -10,6 +10,7 @@ use crate::{
     check::{self, EndOfLease, Promises},
     faults::Faults,
     fleet::Fleet,
+    history::Span,
     instant::{Micros, millis, now},
     leftovers,
     report::RunSummary,
@@ -56,6 +57,7 @@ pub(crate) fn run(plan: &RunPlan) -> io::Result<RunSummary> {
         faults.injected.insert("slow-disk, delayed calls", fleet.history.delays.len() as u64);
     }
 
+    fleet.history.run = Span { from: began, to: ended };
     let liveness = match plan.backend {
         BackendChoice::File => EndOfLease::Process,
         _ => EndOfLease::Ttl,
@@ -66,10 +68,8 @@ pub(crate) fn run(plan: &RunPlan) -> io::Result<RunSummary> {
         BackendChoice::Cluster => millis(5000),
         _ => millis(2500),
     };
-    let violations = check::all(
-        &fleet.history,
-        Promises { liveness, fifo: plan.backend != BackendChoice::Redlock, reconnect, began, ended },
-    );
+    let rules = Promises { liveness, fifo: plan.backend != BackendChoice::Redlock, reconnect };
+    let violations = check::all(&fleet.history, rules);
     Ok(RunSummary::new(plan, (ended - began) / 1_000_000, &fleet.history, faults.injected, notes, violations))
 }
 

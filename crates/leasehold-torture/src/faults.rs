@@ -203,7 +203,7 @@ impl Faults {
         let Ok(leases) = TARGETS.iter().map(list).collect::<leasehold::Result<Vec<_>>>() else { return true };
         leases.iter().flatten().filter(|lease| !matches!(lease.state, LeaseState::Waiting { .. })).any(|lease| {
             let ask = fleet.history.ask(lease.holder.as_str());
-            ask.is_some_and(|ask| ask.life == fleet.slots[index].life && ask.began.is_none())
+            ask.is_some_and(|ask| ask.life == fleet.slots[index].life && ask.began().is_none())
         })
     }
 

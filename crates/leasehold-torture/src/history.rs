@@ -11,6 +11,8 @@ use crate::{
 /// Everything the checkers look at.
 #[derive(Debug, Default)]
 pub(crate) struct RunHistory {
+    /// When the run was.
+    pub(crate) run: Span,
     pub(crate) asks: Vec<AcquisitionRecord>,
     pub(crate) lives: Vec<WorkerLife>,
     pub(crate) queues: Vec<Queue>,
@@ -33,12 +35,8 @@ pub(crate) struct AcquisitionRecord {
     pub(crate) id: String,
     /// Which of [`RunHistory::lives`] asked.
     pub(crate) life: usize,
-    pub(crate) name: String,
-    pub(crate) units: u32,
-    pub(crate) capacity: u32,
-    pub(crate) asked: Micros,
-    pub(crate) began: Option<Micros>,
-    pub(crate) fence: u64,
+    pub(crate) asked: Asked,
+    pub(crate) grant: Option<ObservedGrant>,
     /// Before the last check that passed.
     pub(crate) believed: Option<Micros>,
     pub(crate) ending: Option<Micros>,
@@ -47,6 +45,22 @@ pub(crate) struct AcquisitionRecord {
     pub(crate) gave_up: Option<Micros>,
     pub(crate) lost: Option<Micros>,
     pub(crate) refusal: Option<String>,
+}
+
+/// What was asked for, and when.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Asked {
+    pub(crate) at: Micros,
+    pub(crate) name: String,
+    pub(crate) units: u32,
+    pub(crate) capacity: u32,
+}
+
+/// A grant, as the worker got it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ObservedGrant {
+    pub(crate) began: Micros,
+    pub(crate) fence: u64,
 }
 
 /// One worker process from its start to its end.
@@ -65,7 +79,7 @@ pub(crate) struct WorkerLife {
 }
 
 /// A span of time.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Span {
     pub(crate) from: Micros,
     pub(crate) to: Micros,
@@ -90,13 +104,13 @@ pub(crate) struct Queue {
     pub(crate) waiting: Vec<String>,
 }
 
-/// When a loss was due, and when `lost` completed.
+/// A loss that was reported.
 #[derive(Clone, Debug)]
 pub(crate) struct LossTimes {
     pub(crate) life: usize,
     pub(crate) what: String,
-    pub(crate) due: Micros,
-    pub(crate) reported: Micros,
+    /// From when it was due until `lost` completed.
+    pub(crate) delay: Span,
 }
 
 /// A forked child.
@@ -125,10 +139,7 @@ impl RunHistory {
                 self.asks.push(AcquisitionRecord {
                     id,
                     life,
-                    name,
-                    units,
-                    capacity,
-                    asked: at,
+                    asked: Asked { at, name, units, capacity },
                     ..AcquisitionRecord::default()
                 });
             }
@@ -137,20 +148,19 @@ impl RunHistory {
                 ask.refusal = Some(error);
             }),
             LogEvent::Cancelled { id } => self.change(&id, |ask| ask.gave_up = Some(at)),
-            LogEvent::Began { id, fence } => self.change(&id, |ask| {
-                ask.began = Some(at);
-                ask.fence = fence;
-            }),
+            LogEvent::Began { id, fence } => {
+                self.change(&id, |ask| ask.grant = Some(ObservedGrant { began: at, fence }));
+            }
             LogEvent::Believed { id } => self.change(&id, |ask| ask.believed = Some(at)),
             LogEvent::Ending { id } => self.change(&id, |ask| ask.ending = Some(at)),
             LogEvent::Released { id, .. } => self.change(&id, |ask| ask.released = Some(at)),
             LogEvent::Lost { id, failed_at } => {
                 self.change(&id, |ask| ask.lost = Some(failed_at));
-                self.losses.push(LossTimes { life, what: id, due: failed_at, reported: at });
+                self.losses.push(LossTimes { life, what: id, delay: Span { from: failed_at, to: at } });
             }
             LogEvent::Probe { due } => {
                 let what = format!("the probe of {}", self.lives[life].label);
-                self.losses.push(LossTimes { life, what, due, reported: at });
+                self.losses.push(LossTimes { life, what, delay: Span { from: due, to: at } });
             }
             LogEvent::Queue { name, holding, waiting } => self.queues.push(Queue { at, name, holding, waiting }),
             LogEvent::Callback => self.callbacks += 1,
@@ -186,7 +196,7 @@ impl RunHistory {
     pub(crate) fn by_name(&self) -> BTreeMap<&str, Vec<&AcquisitionRecord>> {
         let mut names: BTreeMap<&str, Vec<&AcquisitionRecord>> = BTreeMap::new();
         for ask in &self.asks {
-            names.entry(&ask.name).or_default().push(ask);
+            names.entry(&ask.asked.name).or_default().push(ask);
         }
         names
     }
@@ -199,16 +209,16 @@ impl RunHistory {
     /// Whether the former master granted or renewed this lease too late for the new one to know when it granted the
     /// other. The holder learns of it within one ttl.
     fn may_be_forgotten(&self, ask: &AcquisitionRecord, other: &AcquisitionRecord) -> bool {
-        let (Some(began), Some(believed)) = (ask.began, ask.believed) else { return false };
+        let (Some(began), Some(believed)) = (ask.began(), ask.believed) else { return false };
         let ttl = u64::try_from(TTL.as_micros()).unwrap_or(u64::MAX);
         // Renewals go at a third of the ttl, with jitter.
         let is_renewed = believed > began + ttl / 4;
         let late = |span: &Span| {
-            let granted = ask.asked <= span.to && span.from <= began;
+            let granted = ask.asked.at <= span.to && span.from <= began;
             let renewed = is_renewed && began <= span.to && span.from <= believed;
             (granted || renewed) && believed <= span.to + ttl
         };
-        let granted_after = |failover: &Failover| other.began.is_some_and(|began| began >= failover.span.from);
+        let granted_after = |failover: &Failover| other.began().is_some_and(|began| began >= failover.span.from);
         self.failovers.iter().any(|failover| granted_after(failover) && failover.forgets.iter().any(late))
     }
 
@@ -240,6 +250,15 @@ fn overlaps(spans: &[Span], from: Micros, to: Micros) -> bool {
 }
 
 impl AcquisitionRecord {
+    pub(crate) fn began(&self) -> Option<Micros> {
+        self.grant.map(|grant| grant.began)
+    }
+
+    /// The fence of the grant, or zero without one.
+    pub(crate) fn fence(&self) -> u64 {
+        self.grant.map_or(0, |grant| grant.fence)
+    }
+
     /// A line for a report, with instants in seconds after `zero`.
     pub(crate) fn describe(&self, zero: Micros) -> String {
         let since = |at: Micros| seconds(at.saturating_sub(zero));
@@ -247,11 +266,11 @@ impl AcquisitionRecord {
         format!(
             "{} {} units={} fence={} asked={} began={} believed={} ending={} released={} gave_up={} lost={}",
             self.id,
-            self.name,
-            self.units,
-            self.fence,
-            since(self.asked),
-            or_none(self.began),
+            self.asked.name,
+            self.asked.units,
+            self.fence(),
+            since(self.asked.at),
+            or_none(self.began()),
             or_none(self.believed),
             or_none(self.ending),
             or_none(self.released),

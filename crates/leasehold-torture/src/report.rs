@@ -45,7 +45,7 @@ impl RunSummary {
         violations: Vec<Violation>,
     ) -> Self {
         let asks = &history.asks;
-        let waits = asks.iter().filter_map(|ask| ask.began.map(|began| began.saturating_sub(ask.asked)));
+        let waits = asks.iter().filter_map(|ask| ask.began().map(|began| began.saturating_sub(ask.asked.at)));
         let mut refusals = BTreeMap::new();
         for error in asks.iter().filter_map(|ask| ask.refusal.as_deref()) {
             let kind = error.split(':').next().unwrap_or_default();
@@ -62,7 +62,7 @@ impl RunSummary {
             seed: plan.seed,
             processes: history.lives.len(),
             asks: asks.len(),
-            acquisitions: asks.iter().filter(|ask| ask.began.is_some()).count(),
+            acquisitions: asks.iter().filter(|ask| ask.began().is_some()).count(),
             cancelled: asks.iter().filter(|ask| ask.gave_up.is_some() && ask.refusal.is_none()).count(),
             losses: asks.iter().filter(|ask| ask.lost.is_some()).count(),
             refusals,

@@ -52,52 +52,27 @@ fn the_honest_client_is_clean_on_file() {
     is_clean("file", &["kill", "stop", "fork", "callback", "slow-disk"]);
 }
 
-#[test]
-fn overlap_catches_a_client_that_takes_no_lock() {
-    is_caught("broken-no-lock", "overlap", 1);
+/// Writes a test for each broken client: who it is, the checker that catches it, and the seconds that this takes.
+macro_rules! broken_clients {
+    ($($test:ident: $client:literal, $checker:literal, $seconds:literal;)*) => {
+        $(
+            #[test]
+            fn $test() {
+                is_caught($client, $checker, $seconds);
+            }
+        )*
+    };
 }
 
-#[test]
-fn overlap_catches_a_client_that_goes_on_after_a_loss() {
-    is_caught("broken-ignores-loss", "overlap", 1);
-}
-
-#[test]
-fn overlap_catches_a_client_that_counts_from_receipt() {
-    is_caught("broken-from-receipt", "overlap", 3);
-}
-
-#[test]
-fn overlap_catches_a_client_that_forges_releases() {
-    is_caught("broken-forges-release", "overlap", 2);
-}
-
-#[test]
-fn fences_catch_a_client_that_uses_an_old_fence() {
-    is_caught("broken-old-fence", "fences", 1);
-}
-
-#[test]
-fn leaks_catch_a_client_that_keeps_what_it_cancelled() {
-    is_caught("broken-keeps-cancelled", "leaks", 1);
-}
-
-#[test]
-fn leaks_catch_a_client_that_stays_queued() {
-    is_caught("broken-stays-queued", "leaks", 1);
-}
-
-#[test]
-fn order_catches_a_client_that_swaps_turns() {
-    is_caught("broken-swaps-turns", "order", 3);
-}
-
-#[test]
-fn progress_catches_a_client_that_never_releases() {
-    is_caught("broken-never-releases", "progress", 7);
-}
-
-#[test]
-fn loss_catches_a_client_that_learns_of_it_late() {
-    is_caught("broken-late-loss", "loss", 4);
+broken_clients! {
+    overlap_catches_a_client_that_takes_no_lock: "broken-no-lock", "overlap", 1;
+    overlap_catches_a_client_that_goes_on_after_a_loss: "broken-ignores-loss", "overlap", 1;
+    overlap_catches_a_client_that_counts_from_receipt: "broken-from-receipt", "overlap", 3;
+    overlap_catches_a_client_that_forges_releases: "broken-forges-release", "overlap", 2;
+    fences_catch_a_client_that_uses_an_old_fence: "broken-old-fence", "fences", 1;
+    leaks_catch_a_client_that_keeps_what_it_cancelled: "broken-keeps-cancelled", "leaks", 1;
+    leaks_catch_a_client_that_stays_queued: "broken-stays-queued", "leaks", 1;
+    order_catches_a_client_that_swaps_turns: "broken-swaps-turns", "order", 3;
+    progress_catches_a_client_that_never_releases: "broken-never-releases", "progress", 7;
+    loss_catches_a_client_that_learns_of_it_late: "broken-late-loss", "loss", 4;
 }

@@ -15,6 +15,7 @@ use crate::{
         EndedLease, Evicted, Fence, HistoryFilter, HistoryPage, Holder, LeaseHandle, LeaseRecord, ListFilter, Names,
         Outcome, Page, Released, Renewal, Resource, RunRecord, RunReport, Standing, Ttl, rounded,
     },
+    setters::setters,
     threads,
 };
 
@@ -338,28 +339,18 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Sets the namespace, which separates applications on one backend. It is `default` by default.
-    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
-        self.namespace = Some(namespace.into());
-        self
-    }
+    setters! {
+        /// Sets the namespace, which separates applications on one backend. It is `default` by default.
+        pub fn namespace(mut self, namespace: impl Into<String>) -> Self => Some(namespace.into());
 
-    /// Sets the holder name that others see; unique for each instance by default.
-    pub fn holder(mut self, holder: Holder) -> Self {
-        self.holder = Some(holder);
-        self
-    }
+        /// Sets the holder name that others see; unique for each instance by default.
+        pub fn holder(mut self, holder: Holder) -> Self => Some(holder);
 
-    /// Sets the ttl of locks that do not set their own; 30 s by default.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = ttl;
-        self
-    }
+        /// Sets the ttl of locks that do not set their own; 30 s by default.
+        pub fn ttl(mut self, ttl: Duration) -> Self => ttl;
 
-    /// Sets the wait for locks that do not set their own; 10 s by default.
-    pub fn wait(mut self, wait: Duration) -> Self {
-        self.wait = Wait::For(wait);
-        self
+        /// Sets the wait for locks that do not set their own; 10 s by default.
+        pub fn wait(mut self, wait: Duration) -> Self => Wait::For(wait);
     }
 
     /// Waits without a time limit for locks that do not set their own.
@@ -368,16 +359,12 @@ impl Builder {
         self
     }
 
-    /// Sets how long connecting may take; 3 s by default.
-    pub fn connect_limit(mut self, limit: Duration) -> Self {
-        self.connect_limit = limit;
-        self
-    }
+    setters! {
+        /// Sets how long connecting may take; 3 s by default.
+        pub fn connect_limit(mut self, limit: Duration) -> Self => limit;
 
-    /// Sets the clock; the machine's own by default.
-    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
-        self.clock = clock;
-        self
+        /// Sets the clock; the machine's own by default.
+        pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self => clock;
     }
 
     /// Connects to the backend of this URL.

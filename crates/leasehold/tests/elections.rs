@@ -45,12 +45,18 @@ async fn observer(election: &Election) -> Observer {
     observer
 }
 
-#[tokio::test]
-async fn an_observer_reports_a_leader_among_events_of_many_other_names() {
+/// Locks on a clock that stands still, an observer of `leader:r`, and a leader that it has not reported yet.
+async fn observed() -> (Leasehold, Observer, Guard) {
     let clock = ManualClock::new();
     let locks = locks(&clock, Arc::new(MemoryBackend::private(Arc::new(clock.clone()))));
-    let mut observer = observer(&locks.election("leader:r")).await;
+    let observer = observer(&locks.election("leader:r")).await;
     let leader = locks.election("leader:r").campaign().await.unwrap();
+    (locks, observer, leader)
+}
+
+#[tokio::test]
+async fn an_observer_reports_a_leader_among_events_of_many_other_names() {
+    let (locks, mut observer, leader) = observed().await;
     for n in 0..MANY {
         locks.mutex(format!("other:{n}")).acquire().await.unwrap().release().await.unwrap();
     }
@@ -59,10 +65,7 @@ async fn an_observer_reports_a_leader_among_events_of_many_other_names() {
 
 #[tokio::test]
 async fn an_observer_that_missed_events_of_its_own_election_looks_again() {
-    let clock = ManualClock::new();
-    let locks = locks(&clock, Arc::new(MemoryBackend::private(Arc::new(clock.clone()))));
-    let mut observer = observer(&locks.election("leader:r")).await;
-    let leader = locks.election("leader:r").campaign().await.unwrap();
+    let (locks, mut observer, leader) = observed().await;
     for _ in 0..MANY {
         let key = LeaseKey::new(Resource::new("leader:r").unwrap(), LeaseId::random());
         let waiter = Request::new(key, Claim::LEADER, Holder::unique()).ttl(Ttl::DEFAULT);

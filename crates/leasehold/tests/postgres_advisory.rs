@@ -32,12 +32,18 @@ async fn connect(url: &str) -> Client {
     client
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_session_lock_excludes_other_connections_and_other_tasks() {
+/// A server and two instances on it, the second with the role `waiter`.
+async fn server_and_two() -> (Postgres, Advisory, Advisory) {
     let server = Postgres::start();
     server.psql("create role waiter login");
     let one = Advisory::connect(&server.url()).await.unwrap();
     let two = Advisory::connect(&server.url_of("waiter", "postgres")).await.unwrap();
+    (server, one, two)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_lock_excludes_other_connections_and_other_tasks() {
+    let (server, one, two) = server_and_two().await;
     let guard = one.try_acquire("job:123").await.unwrap().unwrap();
     assert_eq!(guard.key(), Key::Number(614_867_089_669_398_140));
     assert!(one.try_acquire("job:123").await.unwrap().is_none(), "one connection is given it once");
@@ -88,10 +94,7 @@ async fn a_session_lock_is_capped_dropped_and_lost_with_its_connection() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_stops_waiting_asks_no_more() {
-    let server = Postgres::start();
-    server.psql("create role waiter login");
-    let holder = Advisory::connect(&server.url()).await.unwrap();
-    let waiter = Advisory::connect(&server.url_of("waiter", "postgres")).await.unwrap();
+    let (server, holder, waiter) = server_and_two().await;
     let _held = holder.try_acquire("a").await.unwrap().unwrap();
     let waiting = waiter.acquire("a", Duration::from_secs(60));
     tokio::time::timeout(Duration::from_millis(300), waiting).await.unwrap_err();

@@ -7,16 +7,16 @@ mod shared;
 
 use std::{
     future::poll_fn,
-    thread::{self, Scope, ScopedJoinHandle},
+    thread::{self, JoinHandle, Scope, ScopedJoinHandle},
     time::Duration,
 };
 
 use leasehold::{
-    Leasehold,
+    Leasehold, Result,
     backend::EventStream,
     blocking,
     clock::{Clock, SystemClock},
-    lease::{HistoryFilter, ListFilter, Metadata, Names},
+    lease::{HistoryFilter, ListFilter, Metadata, Names, Released},
 };
 use leasehold_testkit::{postgres::Postgres, until};
 use postgres_schema::{install_schema, server_with_schema};
@@ -215,31 +215,43 @@ fn a_name_in_a_strangers_transaction_delays_no_other_however_many_ask_for_it() {
     }
 }
 
-#[test]
-fn many_who_wait_for_a_name_in_a_strangers_transaction_cost_nobody_else_their_place() {
-    let server = server_with_schema(&["fsync=off"]);
-    server.psql("select leasehold.acquire_lock('stuck', 'a', 600); select leasehold.acquire_lock('x', 'a', 600)");
-    let locks = connect(&server.url());
-    let wait = |name| {
-        let waits = locks.mutex(name).ttl(Duration::from_secs(6)).wait(Duration::from_secs(60));
-        thread::spawn(move || blocking::wait(async { waits.acquire().await?.release().await }))
-    };
-    let waiters: Vec<_> = (0..100).map(|_| wait("stuck")).chain([wait("x")]).collect();
-    until(|| server.psql("select count(*) from leasehold.entry") == "101");
-    let (runtime, stranger) = stranger(&server);
-    let release = "begin; select leasehold.release_lock('stuck', 'a')";
-    runtime.block_on(stranger.batch_execute(release)).unwrap();
-    // To wait for each of them takes 40 s.
+/// Waits for a lock on a thread of its own, and releases it.
+fn take_turn(locks: &Leasehold, name: &str) -> JoinHandle<Result<Released>> {
+    let waits = locks.mutex(name).ttl(Duration::from_secs(6)).wait(Duration::from_secs(60));
+    thread::spawn(move || blocking::wait(async { waits.acquire().await?.release().await }))
+}
+
+/// Releases `x` and waits until all have had their turns.
+fn end_turns(server: &Postgres, waiters: Vec<JoinHandle<Result<Released>>>) {
+    server.psql("select leasehold.release_lock('x', 'a')");
+    for waiter in waiters {
+        waiter.join().unwrap().unwrap();
+    }
+}
+
+/// Watches that whoever waits for `x` keeps its place while a stranger's transaction with this statement is open. That
+/// is for 10 s, longer than the place lives without a renewal.
+fn keeps_its_place_during(server: &Postgres, statement: &str) {
+    let (runtime, stranger) = stranger(server);
+    runtime.block_on(stranger.batch_execute(&format!("begin; {statement}"))).unwrap();
     for _ in 0..20 {
         thread::sleep(Duration::from_millis(500));
         let place = "select count(*) from leasehold.entry where name = 'x' and expires_at > clock_timestamp()";
         assert_eq!(server.psql(place), "1", "its place expired");
     }
     runtime.block_on(stranger.batch_execute("commit")).unwrap();
-    server.psql("select leasehold.release_lock('x', 'a')");
-    for waiter in waiters {
-        waiter.join().unwrap().unwrap();
-    }
+}
+
+#[test]
+fn many_who_wait_for_a_name_in_a_strangers_transaction_cost_nobody_else_their_place() {
+    let server = server_with_schema(&["fsync=off"]);
+    server.psql("select leasehold.acquire_lock('stuck', 'a', 600); select leasehold.acquire_lock('x', 'a', 600)");
+    let locks = connect(&server.url());
+    let waiters: Vec<_> = (0..100).map(|_| take_turn(&locks, "stuck")).chain([take_turn(&locks, "x")]).collect();
+    until(|| server.psql("select count(*) from leasehold.entry") == "101");
+    // To wait for each of them takes 40 s.
+    keeps_its_place_during(&server, "select leasehold.release_lock('stuck', 'a')");
+    end_turns(&server, waiters);
 }
 
 #[test]
@@ -249,27 +261,12 @@ fn many_names_in_a_strangers_transaction_cost_who_waits_for_another_no_place() {
     server.psql("select count(leasehold.acquire_lock('stuck' || n, 'a', 600)) from generate_series(0, 39) n");
     server.psql("select leasehold.acquire_lock('x', 'a', 600)");
     let locks = connect(&server.url());
-    let wait = |name: &String| {
-        let waits = locks.mutex(name).ttl(Duration::from_secs(6)).wait(Duration::from_secs(60));
-        thread::spawn(move || blocking::wait(async { waits.acquire().await?.release().await }))
-    };
-    let waiters: Vec<_> = names.iter().map(wait).collect();
+    let waiters: Vec<_> = names.iter().map(|name| take_turn(&locks, name)).collect();
     until(|| server.psql("select count(*) from leasehold.entry") == "41");
-    let (runtime, stranger) = stranger(&server);
-    let lock = "begin; select * from leasehold.resource where name like 'stuck%' for update";
-    runtime.block_on(stranger.batch_execute(lock)).unwrap();
     // To wait for each name once takes 16 s.
-    for _ in 0..20 {
-        thread::sleep(Duration::from_millis(500));
-        let place = "select count(*) from leasehold.entry where name = 'x' and expires_at > clock_timestamp()";
-        assert_eq!(server.psql(place), "1", "its place expired");
-    }
-    runtime.block_on(stranger.batch_execute("commit")).unwrap();
+    keeps_its_place_during(&server, "select * from leasehold.resource where name like 'stuck%' for update");
     server.psql("select count(leasehold.release_lock('stuck' || n, 'a')) from generate_series(0, 39) n");
-    server.psql("select leasehold.release_lock('x', 'a')");
-    for waiter in waiters {
-        waiter.join().unwrap().unwrap();
-    }
+    end_turns(&server, waiters);
 }
 
 #[test]

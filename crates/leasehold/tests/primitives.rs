@@ -44,6 +44,11 @@ async fn evict(locks: &Leasehold, name: &str) {
     locks.evict(&resource, fence, "for the test").await.unwrap();
 }
 
+/// Work that has no end.
+async fn for_ever(_lease: Lease) -> Result<(), Error> {
+    std::future::pending().await
+}
+
 #[tokio::test]
 async fn work_under_with_stops_when_the_lease_is_evicted() {
     let locks = locks();
@@ -86,10 +91,7 @@ async fn work_whose_lease_was_gone_before_its_release_is_told_so() {
 async fn work_under_with_stops_when_everything_is_released() {
     let locks = locks();
     let lock = locks.mutex("r");
-    let working = lock.with(async |_lease| {
-        std::future::pending::<()>().await;
-        Ok::<(), Error>(())
-    });
+    let working = lock.with(for_ever);
     let closing = async {
         tokio::time::sleep(Duration::from_millis(20)).await;
         locks.release_all().await.unwrap()
@@ -113,10 +115,7 @@ async fn a_failure_is_recorded_with_its_kind_and_words() {
 async fn work_that_was_dropped_half_way_is_no_success() {
     let locks = locks();
     let lock = locks.mutex("r");
-    let endless = lock.with(async |_lease| {
-        std::future::pending::<()>().await;
-        Ok::<(), Error>(())
-    });
+    let endless = lock.with(for_ever);
     tokio::time::timeout(Duration::from_millis(20), endless).await.unwrap_err();
     let ended = last_ended(&locks).await;
     assert_eq!((ended.ending, ended.problem.unwrap().kind.as_str()), (Ending::Failed, "cancelled"));

@@ -13,7 +13,10 @@ use std::{
 };
 
 use quote::ToTokens;
-use syn::{Attribute, Fields, ImplItem, Item, ItemImpl, PathArguments, TraitItem, Type, UseTree, Visibility};
+use syn::{
+    Attribute, Expr, Fields, ImplItem, Item, ItemImpl, PathArguments, Signature, Token, TraitItem, Type, UseTree,
+    Visibility, parse::ParseStream,
+};
 
 /// The list, line by line, and what is needed to make it. Paths begin after the name of the crate.
 #[derive(Default)]
@@ -25,6 +28,26 @@ struct Api {
     imports: BTreeMap<String, String>,
     /// Each `impl` and its module, for the end, when every type is known.
     impls: Vec<(String, ItemImpl)>,
+}
+
+/// A method that a macro writes: its visibility and signature, `=>`, and what its body comes down to.
+struct Written {
+    visibility: Visibility,
+    signature: Signature,
+}
+
+impl Written {
+    fn parse_all(input: ParseStream<'_>) -> syn::Result<Vec<Self>> {
+        let mut all = Vec::new();
+        while !input.is_empty() {
+            input.call(Attribute::parse_outer)?;
+            all.push(Self { visibility: input.parse()?, signature: input.parse()? });
+            input.parse::<Token![=>]>()?;
+            input.parse::<Expr>()?;
+            input.parse::<Token![;]>()?;
+        }
+        Ok(all)
+    }
 }
 
 /// The path of a name in a module; that of the root is empty.
@@ -160,13 +183,22 @@ impl Api {
                 Item::Impl(one) if !is_for_tests(&one.attrs) => self.impls.push((module.to_owned(), one.clone())),
                 Item::Macro(one)
                     if one.ident.as_ref().is_some_and(|name| {
-                        name.to_string().ends_with("_options") || name.to_string().ends_with("_option")
+                        ["_options", "_option", "_methods"].iter().any(|end| name.to_string().ends_with(end))
                     }) =>
                 {
                     let name = one.ident.as_ref().map(ToString::to_string).unwrap_or_default();
                     for method in text(&one.mac.tokens).split("pub fn ").skip(1) {
                         self.add(format!("{name}!: fn {}", method.split(" {").next().unwrap_or_default()));
                     }
+                }
+                Item::Macro(one) if one.ident.as_ref().is_some_and(|name| name.to_string().ends_with("_impls")) => {
+                    let name = one.ident.as_ref().map(ToString::to_string).unwrap_or_default();
+                    for implemented in text(&one.mac.tokens).split("impl ").skip(1) {
+                        self.add(format!("{name}!: impl {}", implemented.split(" {").next().unwrap_or_default()));
+                    }
+                }
+                Item::Macro(one) if text(&one.mac.path).ends_with("_impls") => {
+                    self.add(format!("{}: {}!", within(module, &text(&one.mac.tokens)), text(&one.mac.path)));
                 }
                 _ => {}
             }
@@ -223,6 +255,13 @@ impl Api {
                 ImplItem::Fn(method) if is_public(&method.vis) => self.add(format!("{of}: {}", text(&method.sig))),
                 ImplItem::Const(value) if is_public(&value.vis) => {
                     self.add(format!("{of}: const {}: {}", value.ident, text(&value.ty)));
+                }
+                ImplItem::Macro(call) if matches!(text(&call.mac.path).as_str(), "setters" | "constructors") => {
+                    for written in call.mac.parse_body_with(Written::parse_all).unwrap() {
+                        if is_public(&written.visibility) {
+                            self.add(format!("{of}: {}", text(&written.signature)));
+                        }
+                    }
                 }
                 ImplItem::Macro(call) => self.add(format!("{of}: {}!", text(&call.mac.path))),
                 _ => {}

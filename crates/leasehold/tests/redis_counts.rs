@@ -6,7 +6,11 @@ use std::time::Duration;
 
 use leasehold::Leasehold;
 use leasehold_testkit::redis::Server;
-use tokio::{sync::Mutex, task::JoinSet, time};
+use tokio::{
+    sync::{Mutex, MutexGuard},
+    task::JoinSet,
+    time,
+};
 
 /// One at a time: all leases of a process are kept on one thread, and these tests measure it.
 static ALONE: Mutex<()> = Mutex::const_new(());
@@ -18,6 +22,14 @@ async fn connect(server: &Server) -> Leasehold {
 /// The scripts are known to the server from here on.
 async fn warm_up(locks: &Leasehold) {
     locks.mutex("warm").acquire().await.unwrap().release().await.unwrap();
+}
+
+/// A server that no other test disturbs, and two instances on it.
+async fn alone_with_two() -> (MutexGuard<'static, ()>, Server, Leasehold, Leasehold) {
+    let alone = ALONE.lock().await;
+    let server = Server::start();
+    let (one, two) = (connect(&server).await, connect(&server).await);
+    (alone, server, one, two)
 }
 
 #[tokio::test]
@@ -42,9 +54,7 @@ async fn an_uncontended_lock_is_two_commands() {
 
 #[tokio::test]
 async fn a_try_that_finds_it_busy_is_one_command() {
-    let _alone = ALONE.lock().await;
-    let server = Server::start();
-    let (one, two) = (connect(&server).await, connect(&server).await);
+    let (_alone, server, one, two) = alone_with_two().await;
     warm_up(&one).await;
     let guard = one.mutex("x").acquire().await.unwrap();
     server.reset_calls();
@@ -59,9 +69,7 @@ async fn a_try_that_finds_it_busy_is_one_command() {
 #[tokio::test]
 async fn a_thousand_waiters_ask_at_most_once_a_second() {
     const WAITERS: usize = 1000;
-    let _alone = ALONE.lock().await;
-    let server = Server::start();
-    let (holder, locks) = (connect(&server).await, connect(&server).await);
+    let (_alone, server, holder, locks) = alone_with_two().await;
     let guard = holder.mutex("x").ttl(Duration::from_secs(3600)).acquire().await.unwrap();
     let mut waiters = JoinSet::new();
     for _ in 0..WAITERS {
@@ -85,9 +93,7 @@ async fn a_thousand_waiters_ask_at_most_once_a_second() {
 #[tokio::test]
 async fn a_hand_off_among_64_waiters_is_two_commands_in_exact_order() {
     const WAITERS: u64 = 64;
-    let _alone = ALONE.lock().await;
-    let server = Server::start();
-    let (holder, locks) = (connect(&server).await, connect(&server).await);
+    let (_alone, server, holder, locks) = alone_with_two().await;
     warm_up(&holder).await;
     let guard = holder.mutex("x").acquire().await.unwrap();
     server.reset_calls();

@@ -11,14 +11,21 @@ use leasehold_testkit::{
     Proxy,
     redis::{Cluster, Sentinel, Server},
 };
-use shared::{Turns, soon};
+use shared::{Turns, hold_for_a_minute, replica_of, soon};
 use tokio::time;
+
+/// Everything goes on after a failover, and the replica knows the lease.
+async fn go_on_well(turns: Turns, guard: Guard) {
+    turns.go_on(20).await;
+    guard.check().expect("the replica had it");
+    guard.release().await.unwrap();
+    turns.end().await.assert_fences_rise();
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_that_steps_down_is_followed() {
     let sentinel = Sentinel::start();
-    let locks = Leasehold::connect(&sentinel.url()).await.unwrap();
-    let guard = locks.mutex("long").ttl(Duration::from_secs(60)).acquire().await.unwrap();
+    let (_locks, guard) = hold_for_a_minute(&sentinel.url()).await;
     let turns = Turns::begin(&sentinel.url(), &["a", "b", "c"]).await;
     turns.go_on(20).await;
 
@@ -26,26 +33,18 @@ async fn a_master_that_steps_down_is_followed() {
     sentinel.replicated();
     sentinel.fail_over();
     soon(async || sentinel.master() != before).await;
-    turns.go_on(20).await;
-    guard.check().expect("the replica had it");
-
-    guard.release().await.unwrap();
-    turns.end().await.assert_fences_rise();
+    go_on_well(turns, guard).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_that_dies_is_replaced_and_followed() {
     let mut sentinel = Sentinel::start();
-    let locks = Leasehold::connect(&sentinel.url()).await.unwrap();
-    let guard = locks.mutex("long").ttl(Duration::from_secs(60)).acquire().await.unwrap();
+    let (_locks, guard) = hold_for_a_minute(&sentinel.url()).await;
     let turns = Turns::begin(&sentinel.url(), &["a", "b", "c"]).await;
     turns.go_on(20).await;
     sentinel.replicated();
     sentinel.servers[0].kill();
-    turns.go_on(20).await;
-    guard.check().expect("the replica had it");
-    guard.release().await.unwrap();
-    turns.end().await.assert_fences_rise();
+    go_on_well(turns, guard).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -180,8 +179,7 @@ async fn what_a_failover_lost_is_told_by_the_next_renewal() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_became_a_replica_is_left_for_the_one_behind_the_same_address() {
     let master = Server::start();
-    let replica = Server::with(&["--save", "", "--replicaof", "127.0.0.1", &master.port().to_string()]);
-    soon(async || replica.ask(&["INFO", "replication"]).to_string().contains("master_link_status:up")).await;
+    let replica = replica_of(&master).await;
     let address = Proxy::to(master.port());
     let locks = Leasehold::connect(&format!("redis://127.0.0.1:{}", address.port())).await.unwrap();
     let guard = locks.mutex("long").ttl(Duration::from_secs(3)).acquire().await.unwrap();
@@ -212,8 +210,7 @@ async fn a_server_that_became_a_replica_is_left_for_the_one_behind_the_same_addr
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiter_that_is_passed_over_learns_of_no_grant_by_way_of_a_replica() {
     let master = Server::start();
-    let replica = Server::with(&["--save", "", "--replicaof", "127.0.0.1", &master.port().to_string()]);
-    soon(async || replica.ask(&["INFO", "replication"]).to_string().contains("master_link_status:up")).await;
+    let replica = replica_of(&master).await;
     let ways: Vec<Proxy> = (0..3).map(|_| Proxy::to(master.port())).collect();
     let mut clients = Vec::new();
     for way in &ways {

@@ -18,7 +18,7 @@ use leasehold::{
     lease::{Claim, LeaseId, LeaseKey, ListFilter, Names, Outcome, Released},
 };
 use leasehold_testkit::{Flow, Proxy, redis::Server};
-use shared::{Turns, soon};
+use shared::{Turns, hold_for_a_minute, soon};
 use tokio::{runtime::Handle, time};
 
 /// Runs turns, a fault in their middle, and turns after it.
@@ -49,8 +49,7 @@ async fn a_crash_that_keeps_its_data_lets_nobody_in_twice() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crash_that_forgets_is_told_at_once_and_fences_rise_on() {
     let mut server = Server::start();
-    let locks = Leasehold::connect(&server.url()).await.unwrap();
-    let guard = locks.mutex("long").ttl(Duration::from_secs(60)).acquire().await.unwrap();
+    let (locks, guard) = hold_for_a_minute(&server.url()).await;
     let fence = guard.fence();
     let turns = during(&server.url(), async || {
         server.kill();

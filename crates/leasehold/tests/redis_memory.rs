@@ -16,13 +16,19 @@ use leasehold::{
     },
 };
 use leasehold_testkit::redis::Server;
-use shared::soon;
+use shared::{replica_of, soon};
 use tokio::{runtime::Handle, time};
 
 const LEASES: &str = "leasehold:{t}:leases";
 
 async fn open(server: &Server) -> Arc<RedisBackend> {
     RedisBackend::open(RedisOptions::from_url(&server.url(), "t").unwrap()).await.unwrap()
+}
+
+async fn start() -> (Server, Arc<RedisBackend>) {
+    let server = Server::start();
+    let backend = open(&server).await;
+    (server, backend)
 }
 
 fn request(name: &str, claim: Claim, ttl: Duration) -> Request {
@@ -147,8 +153,7 @@ async fn a_store_of_another_format_is_refused_with_what_to_do() {
 
 #[tokio::test]
 async fn a_record_of_a_newer_format_costs_only_itself() {
-    let server = Server::start();
-    let backend = open(&server).await;
+    let (server, backend) = start().await;
     let mut renewals = Vec::new();
     for at in 0..10 {
         let request = request(&format!("x{at}"), Claim::EXCLUSIVE, Duration::from_secs(60));
@@ -206,8 +211,7 @@ async fn a_memory_begins_with_a_flush_a_restart_or_a_promotion() {
     assert!(age_seen(&other).await < lasted);
 
     time::sleep(lasted).await;
-    let replica = Server::with(&["--save", "", "--replicaof", "127.0.0.1", &server.port().to_string()]);
-    soon(async || replica.ask(&["INFO", "replication"]).to_string().contains("master_link_status:up")).await;
+    let replica = replica_of(&server).await;
     soon(async || replica.ask(&["EXISTS", LEASES]).to_string() == "1").await;
     replica.command(&["REPLICAOF", "NO", "ONE"]);
     assert!(open(&replica).await.age().unwrap() < lasted, "another server has taken the place");
@@ -215,8 +219,7 @@ async fn a_memory_begins_with_a_flush_a_restart_or_a_promotion() {
 
 #[tokio::test]
 async fn a_memory_begins_when_a_queue_was_evicted() {
-    let server = Server::start();
-    let backend = open(&server).await;
+    let (server, backend) = start().await;
     let long = Duration::from_secs(60);
     for _ in 0..2 {
         assert!(matches!(
@@ -234,8 +237,7 @@ async fn a_memory_begins_when_a_queue_was_evicted() {
 
 #[tokio::test]
 async fn a_holder_outlives_the_eviction_of_its_queue() {
-    let server = Server::start();
-    let backend = open(&server).await;
+    let (server, backend) = start().await;
     let long = Duration::from_secs(60);
     let held = request("q", Claim::EXCLUSIVE, long);
     let before = backend.acquire(&held).await.unwrap();
@@ -277,8 +279,7 @@ async fn without_info_the_age_is_unknown() {
 
 #[tokio::test]
 async fn names_that_nobody_asks_about_again_leave_nothing_behind() {
-    let server = Server::start();
-    let backend = open(&server).await;
+    let (server, backend) = start().await;
     let short = Duration::from_millis(100);
     for at in 0..500 {
         backend.acquire(&request(&format!("job:{at}"), Claim::EXCLUSIVE, short)).await.unwrap();
@@ -309,8 +310,7 @@ async fn names_that_nobody_asks_about_again_leave_nothing_behind() {
 
 #[tokio::test]
 async fn fences_rise_above_that_of_a_lease_that_a_sweep_ended() {
-    let server = Server::start();
-    let backend = open(&server).await;
+    let (server, backend) = start().await;
     let short = Duration::from_millis(100);
     let granted = async |request: &Request| match backend.acquire(request).await.unwrap().value {
         Decision::Granted(grant) => grant.fence,
@@ -360,8 +360,7 @@ async fn a_watcher_adds_one_call_to_an_acquire_and_one_to_a_release() {
 
 #[tokio::test]
 async fn a_reader_among_readers_costs_few_calls() {
-    let server = Server::start();
-    let backend = open(&server).await;
+    let (server, backend) = start().await;
     let reader = || request("x", Claim::SHARED, Duration::from_secs(60));
     for _ in 0..2 {
         backend.acquire(&reader()).await.unwrap();
@@ -433,8 +432,7 @@ async fn a_unix_socket_is_a_server_too() {
 
 #[tokio::test]
 async fn old_records_of_runs_make_room_for_new_ones() {
-    let server = Server::start();
-    let backend = open(&server).await;
+    let (server, backend) = start().await;
     let report = async |names: std::ops::Range<usize>| {
         let name = |at| Resource::new(format!("job:{at}")).unwrap();
         let reports: Vec<RunReport> = names.map(|at| RunReport::succeeded(name(at))).collect();

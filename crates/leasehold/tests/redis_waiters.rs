@@ -13,7 +13,7 @@ use leasehold::{
     lease::{Claim, EndedLease, Ending, HistoryFilter, LeaseId, LeaseKey, Names, Outcome},
 };
 use leasehold_testkit::{Flow, Proxy, redis::Server};
-use shared::soon;
+use shared::{replica_of, soon};
 use tokio::{runtime::Handle, task::JoinSet, time};
 
 async fn open(server: &Server) -> Arc<RedisBackend> {
@@ -165,8 +165,7 @@ async fn ten_thousand_absent_waiters_hold_nobody_up() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_pushed_to_a_waiter_that_is_passed_over() {
     let master = Server::start();
-    let replica = Server::with(&["--save", "", "--replicaof", "127.0.0.1", &master.port().to_string()]);
-    soon(async || replica.ask(&["INFO", "replication"]).to_string().contains("master_link_status:up")).await;
+    let replica = replica_of(&master).await;
     let proxy = Proxy::to(master.port());
     let holder = open(&master).await;
     let url = format!("redis://127.0.0.1:{}", proxy.port());

@@ -39,6 +39,24 @@ impl Nodes {
         self.client_with(QuorumOptions::new().longest_ttl(Duration::ZERO))
     }
 
+    /// A client with a lease that every node has by now.
+    async fn client_that_holds(&self, name: &str) -> (Arc<Quorum>, Vec<Arc<Faulty>>, Request) {
+        let (quorum, links) = self.client();
+        let held = attempt(name);
+        assert!(is_granted(&quorum, &held).await);
+        self.come_to(&vec![1; self.memories.len()]).await;
+        (quorum, links, held)
+    }
+
+    /// A client that cannot reach these nodes.
+    fn client_without<const N: usize>(&self, cut: [usize; N]) -> (Arc<Quorum>, Vec<Arc<Faulty>>) {
+        let (quorum, links) = self.client();
+        for at in cut {
+            links[at].cut();
+        }
+        (quorum, links)
+    }
+
     fn client_with(&self, options: QuorumOptions) -> (Arc<Quorum>, Vec<Arc<Faulty>>) {
         let links: Vec<Arc<Faulty>> =
             self.memories.iter().map(|memory| Faulty::new(Arc::new(memory.sibling()))).collect();
@@ -99,11 +117,28 @@ async fn is_granted(quorum: &Quorum, request: &Request) -> bool {
     matches!(quorum.acquire(request).await.unwrap().value, Decision::Granted(_))
 }
 
+/// Five nodes, a bare majority of which has just granted `x` to a client whose clock stands still.
+struct JustGranted {
+    nodes: Nodes,
+    quorum: Arc<Quorum>,
+    links: Vec<Arc<Faulty>>,
+    clock: ManualClock,
+    request: Request,
+}
+
+async fn just_granted() -> JustGranted {
+    let nodes = Nodes::new(5);
+    let (quorum, links, clock) = nodes.client_at_a_standstill().await;
+    let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
+    assert!(is_granted(&quorum, &request).await);
+    assert_eq!(nodes.left().await, [1, 1, 1, 0, 0]);
+    JustGranted { nodes, quorum, links, clock, request }
+}
+
 #[tokio::test]
 async fn two_of_five_nodes_may_be_down_or_hang() {
     let nodes = Nodes::new(5);
-    let (quorum, links) = nodes.client();
-    links[0].cut();
+    let (quorum, links) = nodes.client_without([0]);
     let hung =
         [BackendCall::Acquire, BackendCall::Renew, BackendCall::Release].map(|call| links[3].hold_requests_of(call));
     for round in 0..5 {
@@ -129,10 +164,7 @@ async fn two_of_five_nodes_may_be_down_or_hang() {
 #[tokio::test]
 async fn with_three_of_five_down_every_call_ends_soon_and_names_them() {
     let nodes = Nodes::new(5);
-    let (quorum, links) = nodes.client();
-    let held = attempt("held");
-    assert!(is_granted(&quorum, &held).await);
-    nodes.come_to(&[1; 5]).await;
+    let (quorum, links, held) = nodes.client_that_holds("held").await;
     links[1].cut();
     links[2].cut();
     let hung = [BackendCall::Acquire, BackendCall::Renew, BackendCall::Release, BackendCall::List]
@@ -211,9 +243,7 @@ async fn a_dropped_caller_leaves_nothing_on_any_node() {
 #[tokio::test]
 async fn what_a_minority_granted_is_given_back_before_busy_is_told() {
     let nodes = Nodes::new(5);
-    let (holder, links) = nodes.client();
-    links[0].cut();
-    links[1].cut();
+    let (holder, _links) = nodes.client_without([0, 1]);
     assert!(is_granted(&holder, &attempt("x")).await, "held on the nodes 2, 3 and 4");
     let (other, _) = nodes.client();
     for _ in 0..3 {
@@ -230,8 +260,7 @@ async fn what_a_minority_granted_is_given_back_before_busy_is_told() {
 #[tokio::test]
 async fn a_waiter_at_the_head_gets_what_another_held_elsewhere() {
     let nodes = Nodes::new(5);
-    let (holder, links) = nodes.client();
-    links[0].cut();
+    let (holder, links) = nodes.client_without([0]);
     let held = attempt("x");
     assert!(is_granted(&holder, &held).await);
     let locks = Leasehold::builder().open(nodes.client().0).unwrap();
@@ -248,9 +277,7 @@ async fn a_waiter_at_the_head_gets_what_another_held_elsewhere() {
 #[tokio::test]
 async fn nodes_that_come_back_are_given_the_lease_so_that_others_may_fail() {
     let nodes = Nodes::new(5);
-    let (quorum, links) = nodes.client();
-    links[0].cut();
-    links[4].cut();
+    let (quorum, links) = nodes.client_without([0, 4]);
     let held = attempt("x");
     assert!(is_granted(&quorum, &held).await);
     assert_eq!(nodes.left().await, [0, 1, 1, 1, 0], "a bare majority");
@@ -299,11 +326,7 @@ async fn a_lease_is_given_to_more_than_a_majority_once_it_is_held_for_a_while() 
 /// A node that is slow to release must not make the lease look lost to the task that gives it to more nodes.
 #[tokio::test]
 async fn a_lease_that_is_being_released_is_not_given_to_more_nodes() {
-    let nodes = Nodes::new(5);
-    let (quorum, links, clock) = nodes.client_at_a_standstill().await;
-    let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
-    assert!(is_granted(&quorum, &request).await);
-    assert_eq!(nodes.left().await, [1, 1, 1, 0, 0]);
+    let JustGranted { nodes, quorum, links, clock, request } = just_granted().await;
     let slow = links[0].hold_requests_of(BackendCall::Release);
     let renewed = links[1].count(BackendCall::Renew);
     let (releasing, key) = (Arc::clone(&quorum), request.key.clone());
@@ -320,11 +343,7 @@ async fn a_lease_that_is_being_released_is_not_given_to_more_nodes() {
 
 #[tokio::test]
 async fn a_node_that_fails_right_after_a_grant_does_not_cost_the_lease() {
-    let nodes = Nodes::new(5);
-    let (quorum, links, _clock) = nodes.client_at_a_standstill().await;
-    let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
-    assert!(is_granted(&quorum, &request).await);
-    assert_eq!(nodes.left().await, [1, 1, 1, 0, 0]);
+    let JustGranted { nodes, quorum, links, request, .. } = just_granted().await;
     links[0].cut();
     let renewal = Renewal::new(request.key.clone(), request.ttl);
     let held = time::timeout(Duration::from_secs(5), async {
@@ -338,10 +357,7 @@ async fn a_node_that_fails_right_after_a_grant_does_not_cost_the_lease() {
 
 #[tokio::test]
 async fn what_is_given_to_more_nodes_after_someone_else_released_it_is_taken_back() {
-    let nodes = Nodes::new(5);
-    let (quorum, links, clock) = nodes.client_at_a_standstill().await;
-    let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
-    assert!(is_granted(&quorum, &request).await);
+    let JustGranted { nodes, quorum: _holder, links, clock, request } = just_granted().await;
     let slow = [3, 4].map(|at| links[at].hold_requests_of(BackendCall::Acquire));
     let asked = links[3].count(BackendCall::Acquire);
     clock.advance(Duration::from_millis(25));
@@ -422,10 +438,7 @@ async fn a_lease_is_found_if_a_majority_holds_it_and_not_if_nodes_that_are_silen
 #[tokio::test]
 async fn what_is_left_of_a_lease_that_a_majority_lost_is_freed() {
     let nodes = Nodes::new(5);
-    let (quorum, _links) = nodes.client();
-    let held = attempt("x");
-    assert!(is_granted(&quorum, &held).await);
-    nodes.come_to(&[1; 5]).await;
+    let (quorum, _links, held) = nodes.client_that_holds("x").await;
     for memory in &nodes.memories[1..4] {
         let page = memory.list(&ListFilter::new(Names::Exactly(held.key.resource.clone()))).await.unwrap();
         let LeaseState::Holding { fence, .. } = page.leases[0].state else { panic!("it is held there") };

@@ -86,16 +86,22 @@ async fn nothing_left(locks: &Leasehold, truth: &Leasehold) {
     time::timeout(SOON, locks.close()).await.expect("no task is left").expect("an answer");
 }
 
+fn lock_and_release(locks: &Leasehold, way: Way) -> DroppedAttempt<'static> {
+    let locks = locks.clone();
+    Box::pin(async move { drop(way.acquire(&locks, "x").await.expect("it is free, or its turn comes")) })
+}
+
 pub(super) async fn free(context: TrialContext, way: Way) {
     let ((faulty, one), truth) = (slow_locks(&context).await, context.locks().await);
-    let begin = || -> DroppedAttempt<'static> {
-        let locks = one.clone();
-        Box::pin(async move { drop(way.acquire(&locks, "x").await.expect("it is free")) })
-    };
     // Before its first poll, and while it is answered.
-    sweep(2, 20, begin, async |polls| {
-        soon(&format!("nothing is left after {polls} polls"), async || left(&truth).await == 0).await;
-    })
+    sweep(
+        2,
+        20,
+        || lock_and_release(&one, way),
+        async |polls| {
+            soon(&format!("nothing is left after {polls} polls"), async || left(&truth).await == 0).await;
+        },
+    )
     .await;
     all_answered(&faulty).await;
     nothing_left(&one, &truth).await;
@@ -104,13 +110,14 @@ pub(super) async fn free(context: TrialContext, way: Way) {
 pub(super) async fn contended(context: TrialContext, way: Way) {
     let ((faulty, one), truth) = (slow_locks(&context).await, context.locks().await);
     let held = way.acquire(&truth, "x").await.expect("it is free");
-    let begin = || -> DroppedAttempt<'static> {
-        let locks = one.clone();
-        Box::pin(async move { drop(way.acquire(&locks, "x").await.expect("its turn comes")) })
-    };
-    sweep(1, 4, begin, async |polls| {
-        soon(&format!("no queue position is left after {polls} polls"), async || left(&truth).await == 1).await;
-    })
+    sweep(
+        1,
+        4,
+        || lock_and_release(&one, way),
+        async |polls| {
+            soon(&format!("no queue position is left after {polls} polls"), async || left(&truth).await == 1).await;
+        },
+    )
     .await;
     held.check().expect("the holder was not disturbed");
     held.release().await.expect("an answer");

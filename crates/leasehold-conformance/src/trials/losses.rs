@@ -32,9 +32,15 @@ async fn faulty(context: &TrialContext) -> (Arc<Faulty>, Leasehold) {
     (faulty, locks)
 }
 
-pub(super) async fn lost_hints(context: TrialContext) {
+/// A program without faults, and one behind them.
+async fn beside_faulty(context: &TrialContext) -> (Leasehold, Arc<Faulty>, Leasehold) {
     let truth = context.locks().await;
-    let (faulty, one) = faulty(&context).await;
+    let (faulty, locks) = faulty(context).await;
+    (truth, faulty, locks)
+}
+
+pub(super) async fn lost_hints(context: TrialContext) {
+    let (truth, faulty, one) = beside_faulty(&context).await;
     faulty.drop_hints(true);
     let held = truth.mutex("x").acquire().await.expect("it is free");
     let (locks, mut waiter) = (one.clone(), JoinSet::new());
@@ -71,8 +77,7 @@ pub(super) async fn odd_hints(context: TrialContext) {
 }
 
 pub(super) async fn lost_reply(context: TrialContext) {
-    let truth = context.locks().await;
-    let (faulty, one) = faulty(&context).await;
+    let (truth, faulty, one) = beside_faulty(&context).await;
     faulty.drop_replies_of(BackendCall::Acquire, 2);
     let guard = one.mutex("x").acquire().await.expect("asking again tells");
     assert_eq!(faulty.count(BackendCall::Acquire), 3);
@@ -93,8 +98,7 @@ pub(super) async fn lost_reply(context: TrialContext) {
 }
 
 pub(super) async fn lost_request(context: TrialContext) {
-    let truth = context.locks().await;
-    let (faulty, one) = faulty(&context).await;
+    let (truth, faulty, one) = beside_faulty(&context).await;
     faulty.drop_requests_of(BackendCall::Acquire, 2);
     let guard = one.mutex("x").acquire().await.expect("it is asked again");
     assert_eq!(left(&truth).await, 1);
@@ -102,8 +106,7 @@ pub(super) async fn lost_request(context: TrialContext) {
 }
 
 pub(super) async fn unanswered_try(context: TrialContext) {
-    let truth = context.locks().await;
-    let (faulty, one) = faulty(&context).await;
+    let (truth, faulty, one) = beside_faulty(&context).await;
     let gate = faulty.hold_requests_of(BackendCall::Acquire);
     let lock = one.mutex("x").ttl(SOON * 6);
     let tried = time::timeout(SOON, lock.try_acquire()).await;
@@ -115,8 +118,7 @@ pub(super) async fn unanswered_try(context: TrialContext) {
 }
 
 pub(super) async fn unanswered_list(context: TrialContext) {
-    let truth = context.locks().await;
-    let (faulty, one) = faulty(&context).await;
+    let (truth, faulty, one) = beside_faulty(&context).await;
     let held = truth.mutex("x").acquire().await.expect("it is free");
     let gate = faulty.hold_requests_of(BackendCall::List);
     // Long enough for a busy server to answer the request, which is not what this is about.
@@ -130,8 +132,7 @@ pub(super) async fn unanswered_list(context: TrialContext) {
 }
 
 pub(super) async fn doubled_request(context: TrialContext) {
-    let truth = context.locks().await;
-    let (faulty, one) = faulty(&context).await;
+    let (truth, faulty, one) = beside_faulty(&context).await;
     faulty.double_requests_of(BackendCall::Acquire, 1);
     let guard = one.mutex("x").acquire().await.expect("it is free");
     assert_eq!(left(&truth).await, 1);
@@ -140,8 +141,7 @@ pub(super) async fn doubled_request(context: TrialContext) {
 }
 
 pub(super) async fn lost_release(context: TrialContext) {
-    let truth = context.locks().await;
-    let (faulty, one) = faulty(&context).await;
+    let (truth, faulty, one) = beside_faulty(&context).await;
     let guard = one.mutex("x").acquire().await.expect("it is free");
     faulty.drop_requests_of(BackendCall::Release, 1);
     let error = guard.release().await.expect_err("nobody can say");
@@ -163,8 +163,7 @@ pub(super) async fn lost_release(context: TrialContext) {
 }
 
 pub(super) async fn short_cut(context: TrialContext) {
-    let truth = context.locks().await;
-    let (faulty, one) = faulty(&context).await;
+    let (truth, faulty, one) = beside_faulty(&context).await;
     let guard = one.mutex("x").ttl(Duration::from_secs(3)).acquire().await.expect("it is free");
     let held = truth.mutex("y").acquire().await.expect("it is free");
     let (locks, mut waiter) = (one.clone(), JoinSet::new());

@@ -9,44 +9,44 @@ use std::collections::HashMap;
 use super::{Promises, Violation};
 use crate::history::{AcquisitionRecord, RunHistory};
 
-pub(super) fn check(history: &RunHistory, rules: Promises) -> Vec<Violation> {
-    history.by_name().values().flat_map(|asks| check_name(history, rules, asks)).collect()
+pub(super) fn check(history: &RunHistory, _rules: Promises) -> Vec<Violation> {
+    history.by_name().values().flat_map(|asks| check_name(history, asks)).collect()
 }
 
-fn check_name(history: &RunHistory, rules: Promises, asks: &[&AcquisitionRecord]) -> Vec<Violation> {
+fn check_name(history: &RunHistory, asks: &[&AcquisitionRecord]) -> Vec<Violation> {
     let mut violations = Vec::new();
     let mut report = |what: &str, one: &AcquisitionRecord, other: &AcquisitionRecord| {
-        let evidence = vec![one.describe(rules.began), other.describe(rules.began)];
-        violations.push(Violation::new("fences", format!("{}: {what}", one.name), evidence));
+        let evidence = vec![one.describe(history.run.from), other.describe(history.run.from)];
+        violations.push(Violation::new("fences", format!("{}: {what}", one.asked.name), evidence));
     };
 
     let mut seen: HashMap<u64, &AcquisitionRecord> = HashMap::new();
-    let mut granted: Vec<&AcquisitionRecord> = asks.iter().copied().filter(|ask| ask.began.is_some()).collect();
+    let mut granted: Vec<&AcquisitionRecord> = asks.iter().copied().filter(|ask| ask.began().is_some()).collect();
     for ask in &granted {
-        if let Some(other) = seen.insert(ask.fence, ask) {
+        if let Some(other) = seen.insert(ask.fence(), ask) {
             report("two grants share a fence", other, ask);
         }
     }
 
     // Asks in order, each compared with the highest fence among grants that had returned before.
-    granted.sort_by_key(|ask| ask.asked);
+    granted.sort_by_key(|ask| ask.asked.at);
     let mut returned = granted.clone();
-    returned.sort_by_key(|ask| ask.began);
+    returned.sort_by_key(|ask| ask.began());
     let mut before = returned.iter().peekable();
     let mut highest: Option<&AcquisitionRecord> = None;
     for ask in granted {
-        while let Some(other) = before.next_if(|other| other.began < Some(ask.asked)) {
-            highest = highest.into_iter().chain([*other]).max_by_key(|ask| ask.fence);
+        while let Some(other) = before.next_if(|other| other.began() < Some(ask.asked.at)) {
+            highest = highest.into_iter().chain([*other]).max_by_key(|ask| ask.fence());
         }
-        if let Some(other) = highest.filter(|other| other.fence > ask.fence) {
+        if let Some(other) = highest.filter(|other| other.fence() > ask.fence()) {
             report("a later grant has a lower fence", other, ask);
         }
     }
 
-    let exclusive = returned.into_iter().filter(|ask| ask.units == ask.capacity && ask.believed.is_some());
+    let exclusive = returned.into_iter().filter(|ask| ask.asked.units == ask.asked.capacity && ask.believed.is_some());
     let exclusive: Vec<&AcquisitionRecord> = exclusive.collect();
     for pair in exclusive.windows(2) {
-        if pair[0].fence > pair[1].fence && !history.one_may_be_forgotten(pair[0], pair[1]) {
+        if pair[0].fence() > pair[1].fence() && !history.one_may_be_forgotten(pair[0], pair[1]) {
             report("a later exclusive holder has a lower fence", pair[0], pair[1]);
         }
     }

@@ -26,7 +26,7 @@ impl Violation {
     }
 }
 
-/// What the backend of the run promises, and when the run was.
+/// What the backend of the run promises.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Promises {
     pub(crate) liveness: EndOfLease,
@@ -34,8 +34,6 @@ pub(crate) struct Promises {
     pub(crate) fifo: bool,
     /// How long after a disturbance or a failover a waiter may still be out of reach.
     pub(crate) reconnect: Micros,
-    pub(crate) began: Micros,
-    pub(crate) ended: Micros,
 }
 
 /// What ends a lease that nobody releases.
@@ -60,16 +58,16 @@ mod sample {
     use super::{EndOfLease, Promises};
     use crate::{
         event::{LogEvent, LogLine},
-        history::{RunHistory, WorkerLife},
+        history::{RunHistory, Span, WorkerLife},
     };
 
-    pub(super) const RULES: Promises =
-        Promises { liveness: EndOfLease::Ttl, fifo: true, reconnect: 0, began: 0, ended: 60_000_000 };
+    pub(super) const RULES: Promises = Promises { liveness: EndOfLease::Ttl, fifo: true, reconnect: 0 };
 
     /// A history with `workers` processes and nothing in it.
     pub(super) fn history(workers: usize) -> RunHistory {
         let life = |index| WorkerLife { label: format!("w{index}"), ..WorkerLife::default() };
         let mut history = RunHistory::default();
+        history.run = Span { from: 0, to: 60_000_000 };
         history.lives.extend((0..workers).map(life));
         history
     }

@@ -36,12 +36,12 @@ pub(super) fn check(history: &RunHistory, rules: Promises) -> Vec<Violation> {
         let waiting: Vec<&AcquisitionRecord> = waiting.collect();
         for pair in waiting.windows(2) {
             let (ahead, behind) = (pair[0], pair[1]);
-            if ahead.fence > behind.fence
+            if ahead.fence() > behind.fence()
                 && kept_its_turn(rules, queue, ahead)
                 && reported.insert((&ahead.id, &behind.id))
             {
                 let what = format!("{}: {} was ahead of {}, granted first", queue.name, ahead.id, behind.id);
-                let evidence = vec![ahead.describe(rules.began), behind.describe(rules.began)];
+                let evidence = vec![ahead.describe(history.run.from), behind.describe(history.run.from)];
                 violations.push(Violation::new("order", what, evidence));
             }
         }
@@ -51,15 +51,15 @@ pub(super) fn check(history: &RunHistory, rules: Promises) -> Vec<Violation> {
 
 fn kept_its_turn(rules: Promises, queue: &Queue, ask: &AcquisitionRecord) -> bool {
     let ttl = u64::try_from(TTL.as_micros()).unwrap_or(u64::MAX);
-    rules.liveness == EndOfLease::Ttl || ask.began.is_some_and(|began| began < queue.at + ttl)
+    rules.liveness == EndOfLease::Ttl || ask.began().is_some_and(|began| began < queue.at + ttl)
 }
 
 fn is_comparable(history: &RunHistory, rules: Promises, ask: &AcquisitionRecord) -> bool {
     let life = history.life_of(ask);
-    let from = ask.asked.saturating_sub(rules.reconnect);
-    ask.began.is_some_and(|began| {
+    let from = ask.asked.at.saturating_sub(rules.reconnect);
+    ask.began().is_some_and(|began| {
         !life.slow
-            && !life.stopped_within(ask.asked, began)
+            && !life.stopped_within(ask.asked.at, began)
             && !life.disturbed_within(from, began)
             && !history.failing_over_within(from, began)
     })

@@ -33,7 +33,7 @@ pub(super) fn check(history: &RunHistory, rules: Promises) -> Vec<Violation> {
 fn check_name(history: &RunHistory, rules: Promises, asks: &[&AcquisitionRecord]) -> Vec<Violation> {
     let mut edges = Vec::new();
     for (index, ask) in asks.iter().enumerate() {
-        if let (Some(from), Some(to)) = (ask.began, believed_until(history, rules, ask))
+        if let (Some(from), Some(to)) = (ask.began(), believed_until(history, rules, ask))
             && from < to
         {
             edges.push(Edge { at: from, begins: true, ask: index });
@@ -51,10 +51,10 @@ fn check_name(history: &RunHistory, rules: Promises, asks: &[&AcquisitionRecord]
         }
         holding.push(ask);
         let counted = holding.iter().filter(|other| other.id == ask.id || !history.one_may_be_forgotten(other, ask));
-        let units: u64 = counted.map(|ask| u64::from(ask.units)).sum();
-        if units > u64::from(ask.capacity) {
-            let what = format!("{}: {} believe at once, beyond the capacity", ask.name, holding.len());
-            let evidence = holding.iter().map(|ask| ask.describe(rules.began)).collect();
+        let units: u64 = counted.map(|ask| u64::from(ask.asked.units)).sum();
+        if units > u64::from(ask.asked.capacity) {
+            let what = format!("{}: {} believe at once, beyond the capacity", ask.asked.name, holding.len());
+            let evidence = holding.iter().map(|ask| ask.describe(history.run.from)).collect();
             violations.push(Violation::new("overlap", what, evidence));
         }
     }

@@ -57,7 +57,7 @@ fn check_name(history: &RunHistory, rules: Promises, name: &str, asks: &[&Acquis
             Some(from) if !stuck => {
                 since = None;
                 if at - from > bound() {
-                    violations.push(report(history, rules, name, asks, from, at));
+                    violations.push(report(history, name, asks, from, at));
                 }
             }
             _ => {}
@@ -69,11 +69,11 @@ fn check_name(history: &RunHistory, rules: Promises, name: &str, asks: &[&Acquis
 /// When an acquisition waited, and when it served its name.
 fn stages(history: &RunHistory, rules: Promises, ask: &AcquisitionRecord) -> Vec<WaitSpan> {
     let life = history.life_of(ask);
-    let end = life.killed.unwrap_or(rules.ended).min(rules.ended);
+    let end = life.killed.unwrap_or(history.run.to).min(history.run.to);
     let mut stages = Vec::new();
     if ask.refusal.as_ref().is_none_or(|error| error.starts_with("WaitElapsed")) && !life.slow {
-        let mut from = ask.asked;
-        let until = ask.began.or(ask.gave_up).unwrap_or(end).min(end);
+        let mut from = ask.asked.at;
+        let until = ask.began().or(ask.gave_up).unwrap_or(end).min(end);
         for stop in &life.stops {
             if stop.from < until && stop.to > from {
                 stages.push(WaitSpan { from, to: stop.from, waits: true });
@@ -82,7 +82,7 @@ fn stages(history: &RunHistory, rules: Promises, ask: &AcquisitionRecord) -> Vec
         }
         stages.push(WaitSpan { from, to: until, waits: true });
     }
-    if let Some(began) = ask.began {
+    if let Some(began) = ask.began() {
         // A slow disk rightly delays the release of its own lease.
         let ending = if life.slow { ask.released } else { ask.ending };
         let to = ending.or(ask.lost).unwrap_or(end).min(end);
@@ -96,15 +96,8 @@ fn stages(history: &RunHistory, rules: Promises, ask: &AcquisitionRecord) -> Vec
     stages
 }
 
-fn report(
-    history: &RunHistory,
-    rules: Promises,
-    name: &str,
-    asks: &[&AcquisitionRecord],
-    from: Micros,
-    to: Micros,
-) -> Violation {
-    let when = |at: Micros| seconds(at.saturating_sub(rules.began));
+fn report(history: &RunHistory, name: &str, asks: &[&AcquisitionRecord], from: Micros, to: Micros) -> Violation {
+    let when = |at: Micros| seconds(at.saturating_sub(history.run.from));
     let what = format!(
         "{name}: nobody was granted it for {} s, from {} s to {} s, though somebody waited",
         seconds(to - from),
@@ -143,10 +136,10 @@ fn report(
             queue.waiting
         ));
     }
-    let last = asks.iter().filter(|ask| ask.began.is_some_and(|began| began <= from)).max_by_key(|ask| ask.began);
-    evidence.extend(last.map(|ask| format!("last holder: {}", ask.describe(rules.began))));
-    let next = asks.iter().filter(|ask| ask.began.is_some_and(|began| began >= to)).min_by_key(|ask| ask.began);
-    evidence.extend(next.map(|ask| format!("next holder: {}", ask.describe(rules.began))));
+    let last = asks.iter().filter(|ask| ask.began().is_some_and(|began| began <= from)).max_by_key(|ask| ask.began());
+    evidence.extend(last.map(|ask| format!("last holder: {}", ask.describe(history.run.from))));
+    let next = asks.iter().filter(|ask| ask.began().is_some_and(|began| began >= to)).min_by_key(|ask| ask.began());
+    evidence.extend(next.map(|ask| format!("next holder: {}", ask.describe(history.run.from))));
     Violation::new("progress", what, evidence)
 }
 

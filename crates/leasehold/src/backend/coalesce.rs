@@ -420,16 +420,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_second_batch_leaves_when_as_many_wait_as_are_on_their_way() {
-        let (gate, sizes) = (Arc::new(Semaphore::new(0)), Arc::new(Mutex::new(Vec::new())));
-        let (opened, seen) = (Arc::clone(&gate), Arc::clone(&sizes));
-        let coalescer = Coalescer::new(Handle::current(), 8, 3, move |calls: Vec<u32>| {
-            let (gate, sizes) = (Arc::clone(&opened), Arc::clone(&seen));
-            async move {
-                sizes.lock().push(calls.len());
-                gate.acquire().await.unwrap().forget();
-                calls.into_iter().map(Ok).collect()
-            }
-        });
+        let gate = Arc::new(Semaphore::new(0));
+        let (coalescer, sizes) = gated(&gate, 3);
         let mut calls: Vec<_> = (0..5).map(|call| Box::pin(coalescer.call(call))).collect();
         for call in &mut calls {
             // Each is sent on this thread, as far as it gets.
@@ -444,11 +436,11 @@ mod tests {
         assert_eq!(coalescer.shared.state.lock().batches, 0);
     }
 
-    /// A coalescer of two batches at a time, each of which needs a permit to be answered, and the sizes of its batches.
-    fn gated(gate: &Arc<Semaphore>) -> (Coalescer<u32, u32>, Arc<Mutex<Vec<usize>>>) {
+    /// A coalescer of so many batches at a time, each of which needs a permit to be answered, and the sizes of its batches.
+    fn gated(gate: &Arc<Semaphore>, most: usize) -> (Coalescer<u32, u32>, Arc<Mutex<Vec<usize>>>) {
         let (gate, sizes) = (Arc::clone(gate), Arc::new(Mutex::new(Vec::new())));
         let seen = Arc::clone(&sizes);
-        let coalescer = Coalescer::new(Handle::current(), 8, 2, move |calls: Vec<u32>| {
+        let coalescer = Coalescer::new(Handle::current(), 8, most, move |calls: Vec<u32>| {
             let (gate, sizes) = (Arc::clone(&gate), Arc::clone(&seen));
             async move {
                 sizes.lock().push(calls.len());
@@ -469,7 +461,7 @@ mod tests {
     #[tokio::test]
     async fn a_call_fails_that_waits_for_a_sender_that_was_dropped() {
         let gate = Arc::new(Semaphore::new(0));
-        let (coalescer, sizes) = gated(&gate);
+        let (coalescer, sizes) = gated(&gate, 2);
         let mut calls: Vec<_> = (0..4).map(|number| begun(&coalescer, number)).collect();
         let ((), _none) = defer_here(|| gate.add_permits(2));
         let ((), Deferred { wakers: deferred, .. }) = defer_here(|| gate.add_permits(1));
@@ -485,7 +477,7 @@ mod tests {
     #[tokio::test]
     async fn a_caller_that_a_push_woke_calls_together_with_the_one_that_was_answered() {
         let gate = Arc::new(Semaphore::new(0));
-        let (coalescer, sizes) = gated(&gate);
+        let (coalescer, sizes) = gated(&gate, 2);
         let mut calls = vec![begun(&coalescer, 0)];
         let ((), Deferred { wakers: deferred, .. }) = defer_here(|| {
             caller_was_pushed();
@@ -509,7 +501,7 @@ mod tests {
     #[tokio::test]
     async fn callers_that_are_answered_together_form_the_next_batch_together() {
         let gate = Arc::new(Semaphore::new(0));
-        let (coalescer, sizes) = gated(&gate);
+        let (coalescer, sizes) = gated(&gate, 2);
         let call = |number| begun(&coalescer, number);
         let mut calls: Vec<_> = (0..4).map(call).collect();
         assert_eq!(*sizes.lock(), [1, 1], "two batches are on their way, two calls wait");

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::setters::setters;
+
 /// What a backend promises.
 ///
 /// [`Guarantees::new`] describes a backend that pushes grants, serves waiters
@@ -53,39 +55,21 @@ impl Guarantees {
         }
     }
 
-    /// Sets whether grants are pushed; `true` by default.
-    #[must_use]
-    pub const fn pushes(mut self, pushes: bool) -> Self {
-        self.pushes = pushes;
-        self
-    }
+    setters! {
+        /// Sets whether grants are pushed; `true` by default.
+        pub const fn pushes(mut self, pushes: bool) -> Self => pushes;
 
-    /// Sets whether a lease outlives a restart of the backend; `false` by default.
-    #[must_use]
-    pub const fn survives_restart(mut self, survives: bool) -> Self {
-        self.survives_restart = survives;
-        self
-    }
+        /// Sets whether a lease outlives a restart of the backend; `false` by default.
+        pub const fn survives_restart(mut self, survives: bool) -> Self => survives;
 
-    /// Sets whether skipped and successful runs are recorded; `false` by default.
-    #[must_use]
-    pub const fn records_runs(mut self, records: bool) -> Self {
-        self.records_runs = records;
-        self
-    }
+        /// Sets whether skipped and successful runs are recorded; `false` by default.
+        pub const fn records_runs(mut self, records: bool) -> Self => records;
 
-    /// Sets the maximum number of renewals in one call; 256 by default.
-    #[must_use]
-    pub const fn renew_batch(mut self, most: usize) -> Self {
-        self.renew_batch = most;
-        self
-    }
+        /// Sets the maximum number of renewals in one call; 256 by default.
+        pub const fn renew_batch(mut self, most: usize) -> Self => most;
 
-    /// Sets how long an attached lease stays valid after the backend's last answer. No such limit by default.
-    #[must_use]
-    pub const fn silence_limit(mut self, limit: Option<Duration>) -> Self {
-        self.silence_limit = limit;
-        self
+        /// Sets how long an attached lease stays valid after the backend's last answer. No such limit by default.
+        pub const fn silence_limit(mut self, limit: Option<Duration>) -> Self => limit;
     }
 }
 

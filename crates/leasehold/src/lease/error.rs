@@ -64,6 +64,18 @@ pub enum ErrorKind {
     Closed,
 }
 
+/// Writes constructors of errors of one kind, each with a message of the caller's.
+macro_rules! constructors {
+    ($($(#[$attribute:meta])* pub fn $name:ident($message:ident: $type:ty) -> Self => $kind:expr;)*) => {
+        $(
+            $(#[$attribute])*
+            pub fn $name($message: $type) -> Self {
+                Self::new($kind, $message)
+            }
+        )*
+    };
+}
+
 impl Error {
     fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self(Box::new(Details {
@@ -76,38 +88,28 @@ impl Error {
         }))
     }
 
-    /// Creates an `InvalidName` error: a name, holder or note cannot be used.
-    pub fn invalid_name(message: impl Into<String>) -> Self {
-        Self::new(ErrorKind::InvalidName, message)
-    }
+    constructors! {
+        /// Creates an `InvalidName` error: a name, holder or note cannot be used.
+        pub fn invalid_name(message: impl Into<String>) -> Self => ErrorKind::InvalidName;
 
-    /// Creates an `InvalidConfig` error: a setting cannot be used.
-    pub fn invalid_config(message: impl Into<String>) -> Self {
-        Self::new(ErrorKind::InvalidConfig, message)
-    }
+        /// Creates an `InvalidConfig` error: a setting cannot be used.
+        pub fn invalid_config(message: impl Into<String>) -> Self => ErrorKind::InvalidConfig;
 
-    /// Creates an `Unavailable` error: the backend cannot be reached or used.
-    ///
-    /// Use it only if nothing was changed.
-    pub fn unavailable(message: impl Into<String>) -> Self {
-        Self::new(ErrorKind::Unavailable, message)
-    }
+        /// Creates an `Unavailable` error: the backend cannot be reached or used.
+        ///
+        /// Use it only if nothing was changed.
+        pub fn unavailable(message: impl Into<String>) -> Self => ErrorKind::Unavailable;
 
-    /// Creates an `OutcomeUnknown` error: the request was sent and not answered.
-    ///
-    /// The request may have been carried out.
-    pub fn unanswered(message: impl Into<String>) -> Self {
-        Self::new(ErrorKind::OutcomeUnknown, message)
-    }
+        /// Creates an `OutcomeUnknown` error: the request was sent and not answered.
+        ///
+        /// The request may have been carried out.
+        pub fn unanswered(message: impl Into<String>) -> Self => ErrorKind::OutcomeUnknown;
 
-    /// Creates a `PermissionDenied` error: the credentials were rejected or lack a permission.
-    pub fn permission_denied(message: impl Into<String>) -> Self {
-        Self::new(ErrorKind::PermissionDenied, message)
-    }
+        /// Creates a `PermissionDenied` error: the credentials were rejected or lack a permission.
+        pub fn permission_denied(message: impl Into<String>) -> Self => ErrorKind::PermissionDenied;
 
-    /// Creates an `Unsupported` error: the backend cannot do this.
-    pub fn unsupported(message: impl Into<String>) -> Self {
-        Self::new(ErrorKind::Unsupported, message)
+        /// Creates an `Unsupported` error: the backend cannot do this.
+        pub fn unsupported(message: impl Into<String>) -> Self => ErrorKind::Unsupported;
     }
 
     pub(crate) fn closed() -> Self {

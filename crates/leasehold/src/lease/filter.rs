@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 
 use super::{EndedLease, Resource, Timestamp};
+use crate::setters::setters;
 
 /// Which resources to look at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,18 +48,12 @@ impl ListFilter {
         Self { names, limit: 1000, after: None }
     }
 
-    /// Sets how many resources to return at most.
-    #[must_use]
-    pub fn limit(mut self, limit: usize) -> Self {
-        self.limit = limit;
-        self
-    }
+    setters! {
+        /// Sets how many resources to return at most.
+        pub fn limit(mut self, limit: usize) -> Self => limit;
 
-    /// Leaves out the resources up to and including this one.
-    #[must_use]
-    pub fn after(mut self, resource: Resource) -> Self {
-        self.after = Some(resource);
-        self
+        /// Leaves out the resources up to and including this one.
+        pub fn after(mut self, resource: Resource) -> Self => Some(resource);
     }
 
     /// Selects the names of this page from `names` and sorts them.
@@ -107,32 +102,18 @@ impl HistoryFilter {
         Self { names, failures: false, since: None, until: None, limit: 100 }
     }
 
-    /// Sets how many leases to return at most.
-    #[must_use]
-    pub fn limit(mut self, limit: usize) -> Self {
-        self.limit = limit;
-        self
-    }
+    setters! {
+        /// Sets how many leases to return at most.
+        pub fn limit(mut self, limit: usize) -> Self => limit;
 
-    /// Sets whether to return failures only.
-    #[must_use]
-    pub fn failures(mut self, failures: bool) -> Self {
-        self.failures = failures;
-        self
-    }
+        /// Sets whether to return failures only.
+        pub fn failures(mut self, failures: bool) -> Self => failures;
 
-    /// Leaves out leases that ended before this time.
-    #[must_use]
-    pub fn since(mut self, since: Timestamp) -> Self {
-        self.since = Some(since);
-        self
-    }
+        /// Leaves out leases that ended before this time.
+        pub fn since(mut self, since: Timestamp) -> Self => Some(since);
 
-    /// Leaves out leases that ended at or after this time.
-    #[must_use]
-    pub fn until(mut self, until: Timestamp) -> Self {
-        self.until = Some(until);
-        self
+        /// Leaves out leases that ended at or after this time.
+        pub fn until(mut self, until: Timestamp) -> Self => Some(until);
     }
 
     /// Returns whether this lease passes the filter.

@@ -1,9 +1,10 @@
 //! The label by which others see a holder or a waiter.
 
-use std::{env, fmt, fs, os::unix::fs::MetadataExt, sync::Arc};
+use std::{env, fs, os::unix::fs::MetadataExt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
+use super::text::text_impls;
 use crate::{Error, Result};
 
 /// The name by which others see a holder or a waiter.
@@ -71,31 +72,7 @@ pub(crate) fn name_in(file: &str, id: u32) -> Option<String> {
         .and_then(|fields| fields.first().map(|name| (*name).to_owned()))
 }
 
-impl fmt::Display for Holder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for Holder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
-    }
-}
-
-impl TryFrom<String> for Holder {
-    type Error = Error;
-
-    fn try_from(label: String) -> Result<Self> {
-        Self::new(label)
-    }
-}
-
-impl From<Holder> for String {
-    fn from(holder: Holder) -> Self {
-        holder.0.as_ref().to_owned()
-    }
-}
+text_impls!(Holder);
 
 #[cfg(test)]
 mod tests {

@@ -16,6 +16,7 @@ mod record;
 pub(crate) mod request;
 mod resource;
 mod runs;
+mod text;
 mod time;
 
 pub(crate) use belief::Belief;

@@ -1,6 +1,7 @@
 //! What the engine asks of a backend.
 
 use super::{Claim, Fence, Holder, LeaseKey, Ttl};
+use crate::setters::setters;
 
 /// A JSON object that travels with a lease and is shown to others.
 pub type Metadata = serde_json::Map<String, serde_json::Value>;
@@ -49,60 +50,30 @@ impl Request {
         }
     }
 
-    /// Sets the ttl.
-    #[must_use]
-    pub fn ttl(mut self, ttl: Ttl) -> Self {
-        self.ttl = ttl;
-        self
-    }
+    setters! {
+        /// Sets the ttl.
+        pub fn ttl(mut self, ttl: Ttl) -> Self => ttl;
 
-    /// Sets the holder.
-    #[must_use]
-    pub fn holder(mut self, holder: Holder) -> Self {
-        self.holder = holder;
-        self
-    }
+        /// Sets the holder.
+        pub fn holder(mut self, holder: Holder) -> Self => holder;
 
-    /// Sets the note.
-    #[must_use]
-    pub fn note(mut self, note: impl Into<String>) -> Self {
-        self.note = Some(note.into());
-        self
-    }
+        /// Sets the note.
+        pub fn note(mut self, note: impl Into<String>) -> Self => Some(note.into());
 
-    /// Sets the metadata.
-    #[must_use]
-    pub fn metadata(mut self, metadata: Metadata) -> Self {
-        self.metadata = metadata;
-        self
-    }
+        /// Sets the metadata.
+        pub fn metadata(mut self, metadata: Metadata) -> Self => metadata;
 
-    /// Sets the lowest fence that the grant may have.
-    #[must_use]
-    pub fn fence_floor(mut self, floor: Fence) -> Self {
-        self.fence_floor = Some(floor);
-        self
-    }
+        /// Sets the lowest fence that the grant may have.
+        pub fn fence_floor(mut self, floor: Fence) -> Self => Some(floor);
 
-    /// Sets how many waiters may be ahead in the queue. If there are more, the answer is `Busy`.
-    #[must_use]
-    pub fn max_waiters(mut self, most: u32) -> Self {
-        self.max_waiters = Some(most);
-        self
-    }
+        /// Sets how many waiters may be ahead in the queue. If there are more, the answer is `Busy`.
+        pub fn max_waiters(mut self, most: u32) -> Self => Some(most);
 
-    /// Sets what to do if the resource is busy.
-    #[must_use]
-    pub fn patience(mut self, patience: Patience) -> Self {
-        self.patience = patience;
-        self
-    }
+        /// Sets what to do if the resource is busy.
+        pub fn patience(mut self, patience: Patience) -> Self => patience;
 
-    /// Sets what ends the lease.
-    #[must_use]
-    pub fn lifetime(mut self, lifetime: Lifetime) -> Self {
-        self.lifetime = lifetime;
-        self
+        /// Sets what ends the lease.
+        pub fn lifetime(mut self, lifetime: Lifetime) -> Self => lifetime;
     }
 }
 
@@ -146,31 +117,17 @@ impl Renewal {
         Self { key, ttl, fence_floor: None, downgrade: None, metadata: None }
     }
 
-    /// Sets the value to raise the fence to.
-    #[must_use]
-    pub fn fence_floor(mut self, floor: Fence) -> Self {
-        self.fence_floor = Some(floor);
-        self
-    }
+    setters! {
+        /// Sets the value to raise the fence to.
+        pub fn fence_floor(mut self, floor: Fence) -> Self => Some(floor);
 
-    /// Sets the smaller claim to keep.
-    #[must_use]
-    pub fn downgrade(mut self, claim: Claim) -> Self {
-        self.downgrade = Some(claim);
-        self
-    }
+        /// Sets the smaller claim to keep.
+        pub fn downgrade(mut self, claim: Claim) -> Self => Some(claim);
 
-    /// Sets the new metadata.
-    #[must_use]
-    pub fn metadata(mut self, metadata: Metadata) -> Self {
-        self.metadata = Some(metadata);
-        self
-    }
+        /// Sets the new metadata.
+        pub fn metadata(mut self, metadata: Metadata) -> Self => Some(metadata);
 
-    /// Sets the ttl.
-    #[must_use]
-    pub fn ttl(mut self, ttl: Ttl) -> Self {
-        self.ttl = ttl;
-        self
+        /// Sets the ttl.
+        pub fn ttl(mut self, ttl: Ttl) -> Self => ttl;
     }
 }

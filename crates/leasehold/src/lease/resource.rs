@@ -1,9 +1,10 @@
 //! The name of what is locked.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::text::text_impls;
 use crate::{Error, Result};
 
 /// The name of what is locked: UTF-8, 1 to 512 bytes, no control characters.
@@ -69,28 +70,4 @@ impl Resource {
     }
 }
 
-impl fmt::Display for Resource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for Resource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
-    }
-}
-
-impl TryFrom<String> for Resource {
-    type Error = Error;
-
-    fn try_from(name: String) -> Result<Self> {
-        Self::new(name)
-    }
-}
-
-impl From<Resource> for String {
-    fn from(resource: Resource) -> Self {
-        resource.0.as_ref().to_owned()
-    }
-}
+text_impls!(Resource);

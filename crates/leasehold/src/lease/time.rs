@@ -10,6 +10,28 @@ use serde::{Deserialize, Serialize};
 use super::grant::Brief;
 use crate::{Error, Result};
 
+/// Writes the arithmetic of a point in time in microseconds, with the first lines of its docs.
+macro_rules! micros_methods {
+    (after: $after:literal, before: $before:literal, since: $since:literal,) => {
+        #[doc = $after]
+        #[must_use]
+        pub fn after(self, length: Duration) -> Self {
+            Self(self.0.saturating_add(micros(length)))
+        }
+
+        #[doc = $before]
+        #[must_use]
+        pub fn before(self, length: Duration) -> Self {
+            Self(self.0.saturating_sub(micros(length)))
+        }
+
+        #[doc = $since]
+        pub fn since(self, earlier: Self) -> Duration {
+            Duration::from_micros(self.0.saturating_sub(earlier.0))
+        }
+    };
+}
+
 /// A point in time on the steady clock of one machine, in microseconds. This clock decides when a lease expires.
 ///
 /// Compare a moment only with moments of the same machine and the same boot.
@@ -31,21 +53,10 @@ impl Moment {
         self.0
     }
 
-    /// Returns the moment `length` later; `NEVER` on overflow.
-    #[must_use]
-    pub fn after(self, length: Duration) -> Self {
-        Self(self.0.saturating_add(micros(length)))
-    }
-
-    /// Returns the moment `length` earlier, but not before the clock's start.
-    #[must_use]
-    pub fn before(self, length: Duration) -> Self {
-        Self(self.0.saturating_sub(micros(length)))
-    }
-
-    /// Returns the time since `earlier`; zero if `earlier` is later.
-    pub fn since(self, earlier: Self) -> Duration {
-        Duration::from_micros(self.0.saturating_sub(earlier.0))
+    micros_methods! {
+        after: "Returns the moment `length` later; `NEVER` on overflow.",
+        before: "Returns the moment `length` earlier, but not before the clock's start.",
+        since: "Returns the time since `earlier`; zero if `earlier` is later.",
     }
 }
 
@@ -71,21 +82,10 @@ impl Timestamp {
         UNIX_EPOCH + Duration::from_micros(self.0)
     }
 
-    /// Returns the time `length` later.
-    #[must_use]
-    pub fn after(self, length: Duration) -> Self {
-        Self(self.0.saturating_add(micros(length)))
-    }
-
-    /// Returns the time `length` earlier.
-    #[must_use]
-    pub fn before(self, length: Duration) -> Self {
-        Self(self.0.saturating_sub(micros(length)))
-    }
-
-    /// Returns the time since `earlier`, by the wall clock; zero if `earlier` is later.
-    pub fn since(self, earlier: Self) -> Duration {
-        Duration::from_micros(self.0.saturating_sub(earlier.0))
+    micros_methods! {
+        after: "Returns the time `length` later.",
+        before: "Returns the time `length` earlier.",
+        since: "Returns the time since `earlier`, by the wall clock; zero if `earlier` is later.",
     }
 }
 

@@ -70,7 +70,7 @@ impl Election {
         options.ttl = Ttl::ELECTION.get();
         options.wait = Wait::Forever;
         if let Some(pod) = env::var("POD_NAME").ok().and_then(|name| Holder::new(name).ok()) {
-            options.holder = Some(pod);
+            options.shown.holder = Some(pod);
         }
         Self { options, value: None, on_elected: None, on_lost: None }
     }
@@ -122,7 +122,7 @@ impl Election {
     /// Fails if the name, the ttl or the backend cannot be used; `InvalidConfig` if `wait` or `max_tries` is set. Later
     /// failures are retried.
     pub async fn start(self) -> Result<Candidate> {
-        if self.options.wait != Wait::Forever || self.options.max_tries.is_some() {
+        if self.options.wait != Wait::Forever || self.options.polling.max_tries.is_some() {
             return Err(Error::invalid_config(
                 "a started candidate waits until it is stopped; leave out wait and max_tries, or campaign",
             ));
@@ -195,7 +195,7 @@ impl Election {
     fn published(&self) -> LockOptions {
         let mut options = self.options.clone();
         if let Some(value) = &self.value {
-            options.metadata.insert(String::from(VALUE), value.as_str().into());
+            options.shown.metadata.insert(String::from(VALUE), value.as_str().into());
         }
         options
     }

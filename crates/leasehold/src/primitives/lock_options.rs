@@ -45,12 +45,24 @@ pub(crate) struct LockOptions {
     pub(crate) ttl: Duration,
     pub(crate) wait: Wait,
     pub(crate) max_waiters: Option<u32>,
-    /// The label others see; `None` for the instance's own.
+    pub(crate) shown: ShownToOthers,
+    pub(crate) shared_by_holder: bool,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) polling: Polling,
+}
+
+/// What others see of a lease.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ShownToOthers {
+    /// The label of the holder; `None` for the instance's own.
     pub(crate) holder: Option<Holder>,
     pub(crate) note: Option<String>,
     pub(crate) metadata: Metadata,
-    pub(crate) shared_by_holder: bool,
-    pub(crate) max_hold: Option<Duration>,
+}
+
+/// When to ask again on a backend that cannot notify waiters.
+#[derive(Clone, Debug)]
+pub(crate) struct Polling {
     pub(crate) backoff: Backoff,
     pub(crate) max_tries: Option<u32>,
 }
@@ -65,20 +77,20 @@ impl LockOptions {
             ttl: defaults.ttl,
             wait: defaults.wait,
             max_waiters: None,
-            holder: None,
-            note: None,
-            metadata: Metadata::new(),
+            shown: ShownToOthers::default(),
             shared_by_holder: false,
             max_hold: None,
-            backoff: Backoff::new(Duration::from_millis(100), Duration::from_secs(10)),
-            max_tries: None,
+            polling: Polling {
+                backoff: Backoff::new(Duration::from_millis(100), Duration::from_secs(10)),
+                max_tries: None,
+            },
         }
     }
 
     /// Checks the options and converts them for the engine.
     pub(crate) fn acquire_options(&self, claim: Claim, wait: Wait, lifetime: Lifetime) -> Result<AcquireOptions<'_>> {
         self.resource.check()?;
-        if let Some(note) = &self.note
+        if let Some(note) = &self.shown.note
             && (note.len() > 1024 || note.chars().any(char::is_control))
         {
             return Err(Error::invalid_name("a note is one line of at most 1024 bytes"));
@@ -96,12 +108,12 @@ impl LockOptions {
             wait: if wait == Wait::For(Duration::ZERO) { Wait::No } else { wait },
             max_waiters: self.max_waiters,
             lifetime,
-            holder: self.holder.as_ref().unwrap_or(&self.locks.defaults().holder),
-            note: self.note.as_deref(),
-            metadata: &self.metadata,
+            holder: self.shown.holder.as_ref().unwrap_or(&self.locks.defaults().holder),
+            note: self.shown.note.as_deref(),
+            metadata: &self.shown.metadata,
             max_hold: self.max_hold,
-            backoff: self.backoff,
-            max_tries: self.max_tries,
+            backoff: self.polling.backoff,
+            max_tries: self.polling.max_tries,
         })
     }
 
@@ -277,20 +289,20 @@ macro_rules! lock_options {
 
         /// Sets a one-line note that others see; none by default.
         pub fn note(mut $self, note: impl Into<String>) -> Self {
-            $options.note = Some(note.into());
+            $options.shown.note = Some(note.into());
             $self
         }
 
         /// Sets a JSON object that other programs can read; empty by default.
         pub fn metadata(mut $self, metadata: $crate::lease::Metadata) -> Self {
-            $options.metadata = metadata;
+            $options.shown.metadata = metadata;
             $self
         }
 
         /// Sets the holder name that others see. Defaults to the holder name of the [`Leasehold`](crate::Leasehold); an
         /// election uses `POD_NAME` if it is set.
         pub fn holder(mut $self, holder: $crate::lease::Holder) -> Self {
-            $options.holder = Some(holder);
+            $options.shown.holder = Some(holder);
             $self
         }
 
@@ -305,14 +317,14 @@ macro_rules! lock_options {
         ///
         /// Each pause is random, up to a limit that doubles from `first` to `most`. The default is 100 ms to 10 s.
         pub fn backoff(mut $self, first: std::time::Duration, most: std::time::Duration) -> Self {
-            $options.backoff = $crate::backend::Backoff::new(first, most);
+            $options.polling.backoff = $crate::backend::Backoff::new(first, most);
             $self
         }
 
         /// Sets how many requests to make on a backend that cannot notify waiters. By default, as many as fit into
         /// `wait`.
         pub fn max_tries(mut $self, tries: u32) -> Self {
-            $options.max_tries = Some(tries);
+            $options.polling.max_tries = Some(tries);
             $self
         }
     };

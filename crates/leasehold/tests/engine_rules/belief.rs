@@ -2,10 +2,19 @@
 
 use std::time::Duration;
 
-use leasehold::{ErrorKind, LeaseHealth, Loss, lease::Released};
-use leasehold_conformance::BackendCall;
+use leasehold::{ErrorKind, Guard, LeaseHealth, Loss, lease::Released};
+use leasehold_conformance::{BackendCall, Gate};
 
-use crate::bench::{MARGIN, TTL, leases, on_bench, soon};
+use crate::bench::{Bench, MARGIN, TTL, leases, on_bench, soon};
+
+/// A lease whose first renewal was sent after 10 s, and is not answered before the gate is opened.
+async fn hold_until_renewed(bench: &Bench) -> (Guard, Gate) {
+    let guard = bench.hold().await;
+    let gate = bench.faulty.hold_replies_of(BackendCall::Renew);
+    bench.clock.advance(Duration::from_secs(10));
+    soon("the renewal is sent", async || bench.faulty.count(BackendCall::Renew) == 1).await;
+    (guard, gate)
+}
 
 // Rule 1: from the instant before sending, less the margin.
 
@@ -27,10 +36,7 @@ fn belief_counts_from_sending_not_from_receipt() {
 #[test]
 fn a_renewal_counts_from_sending_too() {
     on_bench(async |bench| {
-        let guard = bench.hold().await;
-        let gate = bench.faulty.hold_replies_of(BackendCall::Renew);
-        bench.clock.advance(Duration::from_secs(10));
-        soon("the renewal is sent", async || bench.faulty.count(BackendCall::Renew) == 1).await;
+        let (guard, gate) = hold_until_renewed(bench).await;
         bench.clock.advance(Duration::from_secs(5));
         gate.open();
         let expected = TTL - MARGIN - Duration::from_secs(5);
@@ -85,10 +91,7 @@ fn the_loss_is_told_before_another_can_be_granted() {
 #[test]
 fn a_late_reply_revives_nothing() {
     on_bench(async |bench| {
-        let guard = bench.hold().await;
-        let gate = bench.faulty.hold_replies_of(BackendCall::Renew);
-        bench.clock.advance(Duration::from_secs(10));
-        soon("the renewal is sent", async || bench.faulty.count(BackendCall::Renew) >= 1).await;
+        let (guard, gate) = hold_until_renewed(bench).await;
         bench.clock.advance(TTL - MARGIN - Duration::from_secs(10));
         assert_eq!(guard.lost().await, Loss::RenewTimeout);
         gate.open();

@@ -165,16 +165,19 @@ fn what_is_given_up_by_a_downgrade_is_given_up_before_it_is_asked_for() {
     });
 }
 
-/// A `file:` backend whose calls can fail, and locks on it by this clock.
+/// Runs a test on a `file:` backend whose calls can fail, with locks on it by a clock that moves when told.
 #[cfg(feature = "file")]
-async fn faulty_file(folder: &std::path::Path, clock: &ManualClock) -> (Arc<Faulty>, Leasehold) {
+fn on_file(test: impl AsyncFnOnce(&Faulty, &ManualClock, &Leasehold)) {
     use leasehold::backends::file::{FileBackend, FileOptions};
 
-    let url = format!("file://{}", folder.join("locks").display());
-    let options = FileOptions::from_url(&url, "default", Arc::new(clock.clone())).unwrap();
-    let faulty = Faulty::new(Arc::new(FileBackend::open(options).await.unwrap()));
-    let locks = locks(clock, Arc::clone(&faulty) as Arc<dyn Backend>);
-    (faulty, locks)
+    run(async {
+        let (folder, clock) = (tempfile::tempdir().unwrap(), ManualClock::new());
+        let url = format!("file://{}", folder.path().join("locks").display());
+        let options = FileOptions::from_url(&url, "default", Arc::new(clock.clone())).unwrap();
+        let faulty = Faulty::new(Arc::new(FileBackend::open(options).await.unwrap()));
+        let locks = locks(&clock, Arc::clone(&faulty) as Arc<dyn Backend>);
+        test(&faulty, &clock, &locks).await;
+    });
 }
 
 /// Waits until nothing is left, though nothing passed for many times the ttl.
@@ -196,33 +199,29 @@ async fn given_back_after_a_long_cut(faulty: &Faulty, clock: &ManualClock, locks
 #[cfg(feature = "file")]
 #[test]
 fn where_no_clock_ends_a_lease_its_release_is_tried_until_it_is_done() {
-    run(async {
-        let (folder, clock) = (tempfile::tempdir().unwrap(), ManualClock::new());
-        let (faulty, locks) = faulty_file(folder.path(), &clock).await;
+    on_file(async |faulty, clock, locks| {
         let guard = locks.mutex("r").ttl(TTL).acquire().await.unwrap();
         faulty.drop_requests_of(BackendCall::Release, 1);
         guard.release().await.unwrap_err();
-        given_back_after_a_long_cut(&faulty, &clock, &locks).await;
+        given_back_after_a_long_cut(faulty, clock, locks).await;
     });
 }
 
 #[cfg(feature = "file")]
 #[test]
 fn where_no_clock_ends_a_lease_a_request_that_was_never_answered_is_released_until_it_is_done() {
-    run(async {
-        let (folder, clock) = (tempfile::tempdir().unwrap(), ManualClock::new());
-        let (faulty, locks) = faulty_file(folder.path(), &clock).await;
+    on_file(async |faulty, clock, locks| {
         faulty.drop_replies_of(BackendCall::Acquire, 1000);
         faulty.drop_requests_of(BackendCall::Release, 1);
         let request = locks.mutex("r").ttl(TTL).wait(Duration::from_secs(1));
         let request = tokio::spawn(async move { request.acquire().await.map(drop) });
-        soon("it was asked for", async || leases(&locks).await == 1).await;
+        soon("it was asked for", async || leases(locks).await == 1).await;
         soon("the wait is over", async || {
             clock.advance(Duration::from_millis(100));
             request.is_finished()
         })
         .await;
         request.await.unwrap().unwrap_err();
-        given_back_after_a_long_cut(&faulty, &clock, &locks).await;
+        given_back_after_a_long_cut(faulty, clock, locks).await;
     });
 }

@@ -15,7 +15,6 @@ use leasehold::{
     lease::{Ending, Outcome},
 };
 use leasehold_conformance::{BackendCall, Faulty};
-use tokio::sync::Semaphore;
 
 use crate::{
     bench::{Bench, TTL, leases, locks, on_bench, run, soon, ticking},
@@ -148,17 +147,9 @@ fn a_lease_that_no_clock_ends_is_not_released_before_its_request_is_answered() {
         let clock = ManualClock::new();
         let scripted = Scripted::new(MemoryBackend::private(Arc::new(clock.clone())));
         scripted.end_leases_with_process();
-        let gate = Arc::new(Semaphore::new(0));
-        let closed = Arc::clone(&gate);
-        scripted.before_calls(move |call| {
-            let gate = Arc::clone(&closed);
-            async move {
-                if call == BackendCall::Acquire {
-                    gate.acquire().await.unwrap().forget();
-                }
-            }
-        });
-        let locks = locks(&clock, Arc::clone(&scripted) as Arc<dyn Backend>);
+        let faulty = Faulty::new(Arc::clone(&scripted) as Arc<dyn Backend>);
+        let gate = faulty.hold_requests_of(BackendCall::Acquire);
+        let locks = locks(&clock, faulty as Arc<dyn Backend>);
         let lock = locks.mutex("r");
         let tried = tokio::spawn(async move { lock.try_acquire().await.map(|guard| guard.is_some()) });
         soon("the try ends", async || {
@@ -172,7 +163,7 @@ fn a_lease_that_no_clock_ends_is_not_released_before_its_request_is_answered() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         assert_eq!(scripted.releases(), 0, "the request would be carried out after the release");
-        gate.add_permits(1);
+        gate.open();
         soon("it is released", async || scripted.releases() == 1 && leases(&locks).await == 0).await;
     });
 }

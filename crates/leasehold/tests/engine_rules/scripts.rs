@@ -57,9 +57,27 @@ impl Stage {
         (Waiter { waiting, _held: held }, self.script.requested("r")[0])
     }
 
+    /// The same, after the backend has pushed a grant to it.
+    async fn wait_and_push(&self, provisional: bool) -> (Waiter, LeaseId) {
+        let (waiter, id) = self.wait().await;
+        self.script.send(granted(id, provisional));
+        (waiter, id)
+    }
+
+    /// Waits until the caller has its lease, which takes so many renewals.
+    async fn has_lease_after(&self, waiter: &mut Waiter, renewals: usize) {
+        soon("the caller has its lease", async || waiter.returned().await.is_some()).await;
+        assert_eq!(self.script.renewals(), renewals);
+    }
+
     async fn renewed(&self, times: usize) {
         soon("it is renewed", async || self.script.renewals() >= times).await;
     }
+}
+
+/// Runs a test on a stage of its own.
+fn on_stage(test: impl AsyncFnOnce(Stage)) {
+    run(async { test(Stage::new()).await });
 }
 
 struct Waiter {
@@ -93,18 +111,15 @@ fn holding(_: &leasehold::backend::Renewal, _: Standing) -> Standing {
 
 #[test]
 fn a_provisional_hint_alone_makes_no_holder() {
-    run(async {
-        let stage = Stage::new();
-        let (mut waiter, id) = stage.wait().await;
-        stage.script.send(granted(id, true));
+    on_stage(async |stage| {
+        let (mut waiter, id) = stage.wait_and_push(true).await;
         stage.renewed(1).await;
         assert!(waiter.returned().await.is_none(), "the renewal found it waiting");
 
         stage.script.answer_renewals(holding);
         assert!(waiter.returned().await.is_none(), "the hint is used up");
         stage.script.send(granted(id, true));
-        soon("a renewal confirms it", async || waiter.returned().await.is_some()).await;
-        assert_eq!(stage.script.renewals(), 2);
+        stage.has_lease_after(&mut waiter, 2).await;
         assert_eq!(stage.script.requested("r"), [id]);
     });
 }
@@ -112,21 +127,17 @@ fn a_provisional_hint_alone_makes_no_holder() {
 /// A renewal by the renewer would need the clock to move on.
 #[test]
 fn a_caller_confirms_its_grant_itself_where_the_backend_is_on_this_machine() {
-    run(async {
-        let stage = Stage::new();
+    on_stage(async |stage| {
         stage.script.believe(Belief::Process);
         stage.script.answer_renewals(holding);
-        let (mut waiter, id) = stage.wait().await;
-        stage.script.send(granted(id, true));
-        soon("the caller confirms it", async || waiter.returned().await.is_some()).await;
-        assert_eq!(stage.script.renewals(), 1);
+        let (mut waiter, _) = stage.wait_and_push(true).await;
+        stage.has_lease_after(&mut waiter, 1).await;
     });
 }
 
 #[test]
 fn the_grant_of_a_caller_that_is_not_polled_is_confirmed_all_the_same() {
-    run(async {
-        let stage = Stage::new();
+    on_stage(async |stage| {
         stage.script.believe(Belief::Process);
         stage.script.answer_renewals(holding);
         let _held = stage.truth.mutex("r").ttl(TTL * 100).acquire().await.unwrap();
@@ -144,8 +155,7 @@ fn the_grant_of_a_caller_that_is_not_polled_is_confirmed_all_the_same() {
 
 #[test]
 fn a_provisional_grant_that_is_gone_makes_the_waiter_ask_under_a_new_id() {
-    run(async {
-        let stage = Stage::new();
+    on_stage(async |stage| {
         let (mut waiter, id) = stage.wait().await;
         stage.script.answer_renewals(|_, _| Standing::Gone);
         stage.script.send(granted(id, true));
@@ -158,12 +168,9 @@ fn a_provisional_grant_that_is_gone_makes_the_waiter_ask_under_a_new_id() {
 
 #[test]
 fn a_grant_that_no_clock_ends_in_doubt_is_believed_without_a_renewal() {
-    run(async {
-        let stage = Stage::new();
-        let (mut waiter, id) = stage.wait().await;
-        stage.script.send(granted(id, false));
-        soon("it holds", async || waiter.returned().await.is_some()).await;
-        assert_eq!(stage.script.renewals(), 0);
+    on_stage(async |stage| {
+        let (mut waiter, _) = stage.wait_and_push(false).await;
+        stage.has_lease_after(&mut waiter, 0).await;
     });
 }
 
@@ -171,8 +178,7 @@ fn a_grant_that_no_clock_ends_in_doubt_is_believed_without_a_renewal() {
 
 #[test]
 fn a_holder_that_the_backend_made_a_waiter_loses_at_once_and_leaves_the_queue() {
-    run(async {
-        let stage = Stage::new();
+    on_stage(async |stage| {
         let guard = stage.hold("r").await;
         let id = stage.script.requested("r")[0];
         stage.script.answer_renewals(|_, _| Standing::Waiting(QueuePosition::new(0, Fence::default(), None)));
@@ -189,8 +195,7 @@ fn a_holder_that_the_backend_made_a_waiter_loses_at_once_and_leaves_the_queue() 
 
 #[test]
 fn an_explicit_renewal_finds_an_eviction() {
-    run(async {
-        let stage = Stage::new();
+    on_stage(async |stage| {
         let guard = stage.hold("r").await;
         let id = stage.script.requested("r")[0];
         let longer = TTL * 2;
@@ -209,8 +214,7 @@ fn an_explicit_renewal_finds_an_eviction() {
 
 #[test]
 fn an_explicit_renewal_moves_the_deadline_and_clears_doubt() {
-    run(async {
-        let stage = Stage::new();
+    on_stage(async |stage| {
         let guard = stage.hold("r").await;
         stage.script.answer_renewals(|_, _| Standing::Unknown);
         stage.clock.advance(TTL / 3);
@@ -227,8 +231,7 @@ fn an_explicit_renewal_moves_the_deadline_and_clears_doubt() {
 
 #[test]
 fn a_lease_that_the_backend_cannot_tell_about_spoils_no_other() {
-    run(async {
-        let stage = Stage::new();
+    on_stage(async |stage| {
         let (good, bad, other) = (stage.hold("good").await, stage.hold("bad").await, stage.hold("other").await);
         stage.script.answer_renewals(
             |renewal, standing| {
@@ -252,8 +255,7 @@ fn a_lease_that_the_backend_cannot_tell_about_spoils_no_other() {
 
 #[test]
 fn what_a_session_proved_ends_with_it() {
-    run(async {
-        let stage = Stage::new();
+    on_stage(async |stage| {
         let session = Session::new(TTL);
         stage.script.believe(Belief::Session(session.clone()));
         let (checked, watched, released) = (stage.hold("a").await, stage.hold("b").await, stage.hold("c").await);
@@ -274,8 +276,7 @@ fn what_a_session_proved_ends_with_it() {
 
 #[test]
 fn a_pushed_grant_is_not_believed_by_the_proof_of_a_session_that_ended() {
-    run(async {
-        let stage = Stage::new();
+    on_stage(async |stage| {
         let session = Session::new(TTL);
         stage.script.believe(Belief::Session(session.clone()));
         let (mut waiter, id) = stage.wait().await;
@@ -291,8 +292,7 @@ fn a_pushed_grant_is_not_believed_by_the_proof_of_a_session_that_ended() {
 
 #[test]
 fn a_lease_with_a_long_ttl_is_not_renewed_in_a_call_with_the_timeout_of_a_short_one() {
-    run(async {
-        let stage = Stage::new();
+    on_stage(async |stage| {
         let calls = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&calls);
         stage.script.after_calls(move |call| {
@@ -310,8 +310,7 @@ fn a_lease_with_a_long_ttl_is_not_renewed_in_a_call_with_the_timeout_of_a_short_
 
 #[test]
 fn a_silence_limit_below_the_ttl_bounds_the_belief() {
-    run(async {
-        let stage = Stage::new();
+    on_stage(async |stage| {
         let limit = Duration::from_secs(5);
         let margin = Duration::from_millis(100);
         stage.script.believe(Belief::Session(Session::new(limit)));

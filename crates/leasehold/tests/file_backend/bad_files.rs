@@ -10,9 +10,7 @@ fn replace(path: &Path, content: &[u8]) {
 
 #[test]
 fn a_garbage_record_is_named_and_after_its_removal_fences_keep_rising() {
-    in_directory(async |root| {
-        let clock = ManualClock::new();
-        let a = open_by(root, &clock).await;
+    opened_by_clock(async |root, clock, a| {
         let before = granted(&a, &request("x")).await.fence;
         granted(&a, &request("y")).await;
         let path = record_of(root, "x");
@@ -39,10 +37,8 @@ fn a_garbage_record_is_named_and_after_its_removal_fences_keep_rising() {
 
 #[test]
 fn a_hostile_record_is_refused_and_spoils_nothing_else() {
-    in_directory(async |root| {
-        let a = open(root).await;
-        let held = request("order:42");
-        granted(&a, &held).await;
+    opened(async |root, a| {
+        let held = take(&a, "order:42").await;
         queued(&a, &request("order:42")).await;
         let path = record_of(root, "order%3A42");
         let latch = root.join("test/latches/1a");
@@ -85,8 +81,7 @@ fn a_hostile_record_is_refused_and_spoils_nothing_else() {
 
 #[test]
 fn a_renewal_of_many_tells_which_one_is_in_doubt() {
-    in_directory(async |root| {
-        let a = open(root).await;
+    opened(async |root, a| {
         let held = [request("x"), request("y"), request("x")];
         granted(&a, &held[0]).await;
         granted(&a, &held[1]).await;
@@ -104,8 +99,7 @@ fn a_renewal_of_many_tells_which_one_is_in_doubt() {
 
 #[test]
 fn a_record_is_of_bounded_size() {
-    in_directory(async |root| {
-        let a = open(root).await;
+    opened(async |root, a| {
         let wordy = request("x").note("n".repeat(17 << 20));
         let error = a.acquire(&wordy).await.unwrap_err();
         assert!(format!("{error:#}").contains("16 MiB"), "{error}");
@@ -127,7 +121,7 @@ fn a_link_in_the_place_of_a_directory_is_refused() {
             let path = root.path().join("test").join(part);
             fs::rename(&path, root.path().join("aside"))?;
             std::os::unix::fs::symlink(elsewhere.path(), &path)?;
-            let error = FileBackend::open(options(root.path(), "")).await.unwrap_err();
+            let error = refused(root.path()).await;
             assert!(format!("{error:#}").contains("not a directory"), "{error}");
             fs::remove_file(&path)?;
             fs::rename(root.path().join("aside"), &path)?;
@@ -139,8 +133,7 @@ fn a_link_in_the_place_of_a_directory_is_refused() {
 
 #[test]
 fn nothing_is_written_or_read_through_a_link() {
-    in_directory(async |root| {
-        let a = open(root).await;
+    opened(async |root, a| {
         let victim = root.join("precious");
         let lay = |name: &str| {
             let path = root.join("test").join(name);

@@ -1,18 +1,25 @@
 //! Disks and directories that cannot be used.
 
+use std::panic::AssertUnwindSafe;
+
 use super::*;
+
+/// Runs a test on a disk of its own that is mounted with this option.
+fn on_a_disk(option: &str, test: impl AsyncFnOnce(&Path) -> Tried) {
+    let root = tempfile::tempdir().unwrap();
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", option, "tmpfs"]).arg(root.path()).output();
+    if !mounted.is_ok_and(|mount| mount.status.success()) {
+        eprintln!("mounting is not permitted here: the disk with {option} was not tried");
+        return;
+    }
+    let tried = std::panic::catch_unwind(AssertUnwindSafe(|| run(test(root.path()))));
+    assert!(Command::new("umount").arg("-l").arg(root.path()).status().unwrap().success());
+    tried.unwrap();
+}
 
 #[test]
 fn a_full_disk_changes_nothing() {
-    let root = tempfile::tempdir().unwrap();
-    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(root.path()).output();
-    if !mounted.is_ok_and(|mount| mount.status.success()) {
-        eprintln!("mounting is not permitted here: the full disk was not tried");
-        return;
-    }
-    let tried = std::panic::catch_unwind(|| run(on_a_full_disk(root.path())));
-    assert!(Command::new("umount").arg("-l").arg(root.path()).status().unwrap().success());
-    tried.unwrap();
+    on_a_disk("size=1m", on_a_full_disk);
 }
 
 async fn on_a_full_disk(root: &Path) -> Tried {
@@ -76,22 +83,11 @@ fn a_directory_that_cannot_be_made_or_is_gone_is_an_error_that_names_it() {
 
 #[test]
 fn a_read_only_disk_is_a_matter_of_permission() {
-    let root = tempfile::tempdir().unwrap();
-    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "ro", "tmpfs"]).arg(root.path()).output();
-    if !mounted.is_ok_and(|mount| mount.status.success()) {
-        eprintln!("mounting is not permitted here: the read-only disk was not tried");
-        return;
-    }
-    let path = root.path().to_owned();
-    let tried = std::panic::catch_unwind(|| {
-        run(async {
-            let error = FileBackend::open(options(&path, "")).await.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
-            Ok(())
-        });
+    on_a_disk("ro", async |root| {
+        let error = refused(root).await;
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+        Ok(())
     });
-    assert!(Command::new("umount").arg("-l").arg(root.path()).status().unwrap().success());
-    tried.unwrap();
 }
 
 #[test]
@@ -99,14 +95,14 @@ fn another_format_and_other_files_are_refused() {
     in_directory(async |root| {
         drop(open(root).await);
         fs::write(root.join("test/format"), "leasehold-file 4 4\n")?;
-        let error = FileBackend::open(options(root, "")).await.unwrap_err();
+        let error = refused(root).await;
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.to_string().contains("leasehold-file 4"), "{error}");
 
         let other = tempfile::tempdir()?;
         fs::create_dir(other.path().join("test"))?;
         fs::write(other.path().join("test/thesis.tex"), "")?;
-        let error = FileBackend::open(options(other.path(), "")).await.unwrap_err();
+        let error = refused(other.path()).await;
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);
         assert_eq!(files(other.path().to_owned()), ["test"], "nothing is left aside");
         Ok(())

@@ -54,9 +54,7 @@ fn a_renewal_that_changes_nothing_writes_nothing() {
 
 #[test]
 fn a_free_resource_leaves_no_record_and_its_fence_rises() {
-    in_directory(async |root| {
-        let clock = ManualClock::new();
-        let a = open_by(root, &clock).await;
+    opened_by_clock(async |root, clock, a| {
         let mut newest = Fence::new(0);
         for _ in 0..5 {
             let held = request("x");

@@ -4,10 +4,8 @@ use super::*;
 
 #[test]
 fn a_latch_that_passes_from_process_to_process_is_waited_for() {
-    in_directory(async |root| {
-        let a = open(root).await;
-        let held = request("a");
-        granted(&a, &held).await;
+    opened(async |root, a| {
+        let held = take(&a, "a").await;
         // Together they have it for longer than anyone waits for one process, and each for much less than the looks at who
         // has it are apart.
         let latch = root.join("test/latches/0a");
@@ -49,10 +47,8 @@ fn a_latch_that_passes_from_process_to_process_is_waited_for() {
 
 #[test]
 fn a_latch_held_by_a_stopped_process_is_an_error_that_names_it() {
-    in_directory(async |root| {
-        let a = open(root).await;
-        let held = request("x");
-        granted(&a, &held).await;
+    opened(async |root, a| {
+        let held = take(&a, "x").await;
         let mut stopped = Process::start("hold latches", root, "x");
         stopped.signal("-STOP");
         let asked = request("x");
@@ -100,8 +96,7 @@ fn a_list_of_all_shows_what_a_stopped_process_keeps_others_from_settling() {
 #[test]
 fn an_operation_that_waits_for_a_latch_delays_nothing_else() {
     in_directory(async |root| {
-        let url = format!("file://{}", root.display());
-        let locks = leasehold::Leasehold::builder().namespace("test").connect(&url).await?;
+        let locks = connect(root).await?;
         let memory = leasehold::Leasehold::connect("memory:").await?;
         let dropped = locks.mutex("dropped").acquire().await?;
         let stopped = Process::start("hold latches", root, "x");

@@ -54,6 +54,19 @@ fn in_directory(test: impl AsyncFnOnce(&Path) -> Tried) {
     run(test(root.path()));
 }
 
+/// The same, with an instance that is open already.
+fn opened(test: impl AsyncFnOnce(&Path, FileBackend) -> Tried) {
+    in_directory(async |root| test(root, open(root).await).await);
+}
+
+/// The same, by a clock that moves only when the test says so.
+fn opened_by_clock(test: impl AsyncFnOnce(&Path, &ManualClock, FileBackend) -> Tried) {
+    in_directory(async |root| {
+        let clock = ManualClock::new();
+        test(root, &clock, open_by(root, &clock).await).await
+    });
+}
+
 fn options(root: &Path, query: &str) -> FileOptions {
     FileOptions::from_url(&format!("file://{}{query}", root.display()), "test", Arc::new(SystemClock)).unwrap()
 }
@@ -66,6 +79,15 @@ async fn open_by(root: &Path, clock: &ManualClock) -> FileBackend {
     let mut options = options(root, "");
     options.clock = Arc::new(clock.clone());
     FileBackend::open(options).await.unwrap()
+}
+
+/// Why this directory cannot be opened.
+async fn refused(root: &Path) -> leasehold::Error {
+    FileBackend::open(options(root, "")).await.unwrap_err()
+}
+
+async fn connect(root: &Path) -> leasehold::Result<leasehold::Leasehold> {
+    leasehold::Leasehold::builder().namespace("test").connect(&format!("file://{}", root.display())).await
 }
 
 fn name(text: &str) -> Resource {
@@ -85,6 +107,13 @@ async fn granted(backend: &FileBackend, request: &Request) -> Grant {
         Decision::Granted(grant) => grant,
         other => panic!("not granted: {other:?}"),
     }
+}
+
+/// A lease of this resource that was granted.
+async fn take(backend: &FileBackend, resource: &str) -> Request {
+    let request = request(resource);
+    granted(backend, &request).await;
+    request
 }
 
 /// How many wait ahead.
@@ -160,6 +189,38 @@ fn files(directory: PathBuf) -> Vec<String> {
 
 fn failures(findings: &[Finding]) -> Vec<&Finding> {
     findings.iter().filter(|finding| finding.severity == Severity::Failure).collect()
+}
+
+/// An instance that waits for `x`.
+struct Waiter {
+    backend: FileBackend,
+    hints: Hints,
+    request: Request,
+    /// How many waited ahead of it when it joined the queue.
+    ahead: u32,
+}
+
+impl Waiter {
+    async fn queue(backend: FileBackend) -> Self {
+        let (hints, request) = (backend.hints(), request("x"));
+        let ahead = queued(&backend, &request).await;
+        Self { backend, hints, request, ahead }
+    }
+
+    async fn waits(&self) -> bool {
+        waits(&self.backend, &self.request).await
+    }
+
+    /// Waits until it hears that its turn may have come, and asserts that it has.
+    async fn gets_its_turn(&mut self) {
+        assert_eq!(hint(&mut self.hints).await, changed("x"));
+        assert!(holds(&self.backend, &self.request).await);
+    }
+}
+
+/// Sets when a file was last changed, in the words of `touch`.
+fn touch(path: &Path, when: &str) {
+    assert!(Command::new("touch").args(["-d", when]).arg(path).status().unwrap().success());
 }
 
 /// Another process: this test binary, playing the part that `child` is told to.

@@ -116,29 +116,23 @@ fn an_instance_whose_fifo_was_full_finds_out_that_it_missed_lines() {
 
 #[test]
 fn the_next_in_line_asks_again_when_a_grant_was_not_confirmed() {
-    in_directory(async |root| {
-        let clock = ManualClock::new();
-        let (a, c) = (open_by(root, &clock).await, open_by(root, &clock).await);
-        let mut hints = c.hints();
-        let (holder, third) = (request("x"), request("x"));
-        granted(&a, &holder).await;
+    opened_by_clock(async |root, clock, a| {
+        let holder = take(&a, "x").await;
         let stopped = Process::start("queue", root, "x");
         stopped.signal("-STOP");
-        queued(&c, &third).await;
+        let mut third = Waiter::queue(open_by(root, clock).await).await;
         release(&a, &holder).await;
-        no_hint(&mut hints).await;
+        no_hint(&mut third.hints).await;
         clock.advance(Duration::from_secs(6));
-        assert_eq!(hint(&mut hints).await, changed("x"));
-        assert!(holds(&c, &third).await);
+        third.gets_its_turn().await;
         Ok(())
     });
 }
 
 #[test]
 fn a_grant_that_is_confirmed_beside_one_that_came_too_late_stays_confirmed() {
-    in_directory(async |root| {
-        let clock = ManualClock::new();
-        let (a, b) = (open_by(root, &clock).await, open_by(root, &clock).await);
+    opened_by_clock(async |root, clock, a| {
+        let b = open_by(root, clock).await;
         let permits = |units| {
             let key = LeaseKey::new(name("x"), LeaseId::random());
             Request::new(key, Claim::permits(units, 2).unwrap(), Holder::unique())

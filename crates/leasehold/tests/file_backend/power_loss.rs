@@ -4,9 +4,7 @@ use super::*;
 
 #[test]
 fn after_a_reboot_the_wall_clock_tells_what_is_left() {
-    in_directory(async |root| {
-        let clock = ManualClock::new();
-        let a = open_by(root, &clock).await;
+    opened_by_clock(async |root, clock, a| {
         granted(&a, &detached("x")).await;
         let path = record_of(root, "x");
         let mut lines = lines_of(&path);
@@ -33,18 +31,16 @@ fn after_a_reboot_the_wall_clock_tells_what_is_left() {
 
 #[test]
 fn what_a_power_loss_tore_is_removed_once_and_fences_keep_rising() {
-    in_directory(async |root| {
-        let clock = ManualClock::new();
-        let a = open_by(root, &clock).await;
+    opened_by_clock(async |root, clock, a| {
         let before = granted(&a, &request("x")).await.fence;
         granted(&a, &detached("y")).await;
         drop(a);
         fs::write(record_of(root, "x"), "")?;
-        let b = open_by(root, &clock).await;
+        let b = open_by(root, clock).await;
         assert!(b.acquire(&request("x")).await.is_err(), "within the same boot it is garbage");
         drop(b);
         fs::write(root.join("test/boot"), "another boot")?;
-        let c = open_by(root, &clock).await;
+        let c = open_by(root, clock).await;
         assert!(granted(&c, &request("x")).await.fence > before);
         queued(&c, &request("y")).await;
         Ok(())
@@ -55,14 +51,12 @@ fn what_a_power_loss_tore_is_removed_once_and_fences_keep_rising() {
 /// 3. The power fails when the names are on the disk and the content is not.
 #[test]
 fn a_record_that_a_power_loss_left_under_another_name_is_removed() {
-    in_directory(async |root| {
-        let clock = ManualClock::new();
-        let a = open_by(root, &clock).await;
+    opened_by_clock(async |root, clock, a| {
         granted(&a, &detached("y")).await;
         drop(a);
         fs::copy(record_of(root, "y"), record_of(root, "x"))?;
         fs::write(root.join("test/boot"), "another boot")?;
-        let b = open_by(root, &clock).await;
+        let b = open_by(root, clock).await;
         granted(&b, &request("x")).await;
         queued(&b, &request("y")).await;
         Ok(())
@@ -89,8 +83,7 @@ fn a_directory_torn_by_a_power_loss_is_repaired_and_fences_keep_rising() {
         assert!(!files(root.join("test")).iter().any(|name| name.starts_with(".new-")));
         fs::write(root.join("test/format"), "")?;
         fs::write(root.join("test/thesis.tex"), "")?;
-        let error = FileBackend::open(options(root, "")).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unsupported, "it may be another's");
+        assert_eq!(refused(root).await.kind(), ErrorKind::Unsupported, "it may be another's");
         Ok(())
     });
 }
@@ -98,17 +91,17 @@ fn a_directory_torn_by_a_power_loss_is_repaired_and_fences_keep_rising() {
 #[test]
 fn directories_whose_maker_died_are_tidied() {
     in_directory(async |root| {
-        let make = |name: &str, age: &str| {
-            let path = root.join(name);
-            fs::create_dir_all(path.join("latches")).unwrap();
-            assert!(Command::new("touch").args(["-d", age]).arg(&path).status().unwrap().success());
-            path
-        };
-        let young = make(".new-0b1f8a54c2a14f7e9a3d7e61d0c5b2a1", "10 minutes ago");
-        let old = make(".new-1b1f8a54c2a14f7e9a3d7e61d0c5b2a1", "2 hours ago");
-        let other = make(".new-ideas", "2 hours ago");
+        let made = [
+            (".new-0b1f8a54c2a14f7e9a3d7e61d0c5b2a1", "10 minutes ago"),
+            (".new-1b1f8a54c2a14f7e9a3d7e61d0c5b2a1", "2 hours ago"),
+            (".new-ideas", "2 hours ago"),
+        ];
+        for (name, age) in made {
+            fs::create_dir_all(root.join(name).join("latches"))?;
+            touch(&root.join(name), age);
+        }
         let _a = open(root).await;
-        assert_eq!([young, old, other].map(|path| path.exists()), [true, false, true]);
+        assert_eq!(made.map(|(name, _)| root.join(name).exists()), [true, false, true]);
         Ok(())
     });
 }

@@ -62,8 +62,7 @@ fn an_instance_whose_directory_was_removed_or_replaced_gives_up_what_it_held() {
 #[test]
 fn a_guard_whose_presence_was_removed_is_lost_at_the_next_use_of_its_instance() {
     in_directory(async |root| {
-        let url = format!("file://{}", root.display());
-        let a = leasehold::Leasehold::builder().namespace("test").connect(&url).await?;
+        let a = connect(root).await?;
         let guard = a.mutex("x").acquire().await?;
         remove_presences(root);
         guard.check()?;
@@ -99,18 +98,19 @@ fn dead_presences_are_tidied_and_live_ones_never() {
 fn a_presence_that_is_only_being_made_is_left_alone() {
     in_directory(async |root| {
         let _a = open(root).await;
-        let make = |name: &str, age: &str| {
-            let path = root.join("test/presence").join(name);
-            assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
-            assert!(Command::new("touch").args(["-d", age]).arg(&path).status().unwrap().success());
-            path
-        };
-        let young = make(".new-0b1f8a54c2a14f7e9a3d7e61d0c5b2a1", "10 seconds ago");
-        let old = make(".new-1b1f8a54c2a14f7e9a3d7e61d0c5b2a1", "2 minutes ago");
-        let dead = make("2b1f8a54c2a14f7e9a3d7e61d0c5b2a1", "now");
+        let presences = root.join("test/presence");
+        let made = [
+            (".new-0b1f8a54c2a14f7e9a3d7e61d0c5b2a1", "10 seconds ago"),
+            (".new-1b1f8a54c2a14f7e9a3d7e61d0c5b2a1", "2 minutes ago"),
+            ("2b1f8a54c2a14f7e9a3d7e61d0c5b2a1", "now"),
+        ];
+        for (name, age) in made {
+            assert!(Command::new("mkfifo").arg(presences.join(name)).status()?.success());
+            touch(&presences.join(name), age);
+        }
         let _b = open(root).await;
-        assert_eq!([young, old, dead].map(|path| path.exists()), [true, false, false]);
-        assert_eq!(files(root.join("test/presence")).len(), 3);
+        assert_eq!(made.map(|(name, _)| presences.join(name).exists()), [true, false, false]);
+        assert_eq!(files(presences).len(), 3);
         Ok(())
     });
 }

@@ -29,14 +29,10 @@ fn a_release_rings_the_next_and_nobody_else() {
 fn a_killed_holder_wakes_the_waiter_at_once() {
     in_directory(async |root| {
         let mut holder = Process::start("hold", root, "x");
-        let a = open(root).await;
-        let mut hints = a.hints();
-        let waiter = request("x");
-        queued(&a, &waiter).await;
+        let mut waiter = Waiter::queue(open(root).await).await;
         holder.kill();
-        assert_eq!(hint(&mut hints).await, changed("x"));
-        assert!(holds(&a, &waiter).await);
-        assert_eq!(endings(&a, "x").await, [Ending::Disconnected]);
+        waiter.gets_its_turn().await;
+        assert_eq!(endings(&waiter.backend, "x").await, [Ending::Disconnected]);
         assert_eq!(files(root.join("test/presence")).len(), 1, "the dead one's presence is tidied");
         Ok(())
     });
@@ -47,13 +43,10 @@ fn whoever_dies_together_the_first_survivor_hears_of_it() {
     in_directory(async |root| {
         let mut dying = vec![Process::start("hold", root, "x")];
         dying.extend((0..3).map(|_| Process::start("queue", root, "x")));
-        let a = open(root).await;
-        let mut hints = a.hints();
-        let waiter = request("x");
-        assert_eq!(queued(&a, &waiter).await, 3);
+        let mut waiter = Waiter::queue(open(root).await).await;
+        assert_eq!(waiter.ahead, 3);
         dying.iter_mut().for_each(Process::kill);
-        assert_eq!(hint(&mut hints).await, changed("x"));
-        assert!(holds(&a, &waiter).await);
+        waiter.gets_its_turn().await;
         Ok(())
     });
 }
@@ -61,21 +54,18 @@ fn whoever_dies_together_the_first_survivor_hears_of_it() {
 #[test]
 fn a_waiter_whose_neighbour_leaves_watches_the_next_one_ahead() {
     in_directory(async |root| {
-        let (a, c, d) = (open(root).await, open(root).await, open(root).await);
-        let mut hints = d.hints();
-        let (first, third, fourth) = (request("x"), request("x"), request("x"));
-        granted(&a, &first).await;
+        let (a, c) = (open(root).await, open(root).await);
+        let (first, third) = (take(&a, "x").await, request("x"));
         let mut second = Process::start("queue", root, "x");
         queued(&c, &third).await;
-        queued(&d, &fourth).await;
+        let mut fourth = Waiter::queue(open(root).await).await;
         assert_eq!(release(&c, &third).await, Released::LeftQueue);
-        assert_eq!(hint(&mut hints).await, changed("x"));
-        assert!(waits(&d, &fourth).await);
+        assert_eq!(hint(&mut fourth.hints).await, changed("x"));
+        assert!(fourth.waits().await);
         release(&a, &first).await;
-        no_hint(&mut hints).await;
+        no_hint(&mut fourth.hints).await;
         second.kill();
-        assert_eq!(hint(&mut hints).await, changed("x"));
-        assert!(holds(&d, &fourth).await);
+        fourth.gets_its_turn().await;
         Ok(())
     });
 }
@@ -83,20 +73,17 @@ fn a_waiter_whose_neighbour_leaves_watches_the_next_one_ahead() {
 #[test]
 fn the_first_waiter_hears_of_every_holder_even_of_one_granted_later() {
     in_directory(async |root| {
-        let (a, d) = (open(root).await, open(root).await);
-        let mut hints = d.hints();
-        let writer = request("x");
-        granted(&a, &writer).await;
+        let a = open(root).await;
+        let writer = take(&a, "x").await;
         let mut reader = Process::start("queue shared", root, "x");
         let _other = Process::start("queue shared", root, "x");
-        let waiter = request("x");
-        queued(&d, &waiter).await;
+        let mut waiter = Waiter::queue(open(root).await).await;
         release(&a, &writer).await;
-        assert_eq!(hint(&mut hints).await, changed("x"), "the first reader is someone new to watch");
-        assert!(waits(&d, &waiter).await);
+        assert_eq!(hint(&mut waiter.hints).await, changed("x"), "the first reader is someone new to watch");
+        assert!(waiter.waits().await);
         reader.kill();
-        assert_eq!(hint(&mut hints).await, changed("x"));
-        assert!(waits(&d, &waiter).await, "the other reader still holds");
+        assert_eq!(hint(&mut waiter.hints).await, changed("x"));
+        assert!(waiter.waits().await, "the other reader still holds");
         Ok(())
     });
 }
@@ -106,25 +93,20 @@ fn a_stopped_holder_keeps_its_lock() {
     in_directory(async |root| {
         let holder = Process::start("hold", root, "x");
         holder.signal("-STOP");
-        let a = open(root).await;
-        let mut hints = a.hints();
-        let waiter = request("x");
-        queued(&a, &waiter).await;
-        no_hint(&mut hints).await;
-        assert!(waits(&a, &waiter).await);
+        let mut waiter = Waiter::queue(open(root).await).await;
+        no_hint(&mut waiter.hints).await;
+        assert!(waiter.waits().await);
         holder.signal("-CONT");
-        assert!(waits(&a, &waiter).await);
+        assert!(waiter.waits().await);
         Ok(())
     });
 }
 
 #[test]
 fn a_stopped_waiter_loses_its_turn_to_the_next_when_it_does_not_confirm_it() {
-    in_directory(async |root| {
-        let clock = ManualClock::new();
-        let (a, b) = (open_by(root, &clock).await, open_by(root, &clock).await);
-        let (holder, next) = (request("x"), request("x"));
-        granted(&a, &holder).await;
+    opened_by_clock(async |root, clock, a| {
+        let (holder, next) = (take(&a, "x").await, request("x"));
+        let b = open_by(root, clock).await;
         let stopped = Process::start("queue", root, "x");
         stopped.signal("-STOP");
         assert_eq!(queued(&b, &next).await, 1);
@@ -163,30 +145,22 @@ fn the_handle_of_a_killed_process_is_gone() {
 fn a_lent_presence_lives_until_the_child_is_gone() {
     in_directory(async |root| {
         let mut parent = Process::start("lend", root, "x");
-        let a = open(root).await;
-        let mut hints = a.hints();
-        let waiter = request("x");
-        queued(&a, &waiter).await;
+        let mut waiter = Waiter::queue(open(root).await).await;
         parent.kill();
-        no_hint(&mut hints).await;
-        assert!(waits(&a, &waiter).await, "the child still has it");
-        assert_eq!(hint(&mut hints).await, changed("x"));
-        assert!(holds(&a, &waiter).await);
+        no_hint(&mut waiter.hints).await;
+        assert!(waiter.waits().await, "the child still has it");
+        waiter.gets_its_turn().await;
         Ok(())
     });
 }
 
 #[test]
 fn a_closed_instance_is_dead_to_others() {
-    in_directory(async |root| {
-        let (a, b) = (open(root).await, open(root).await);
-        let mut hints = b.hints();
-        granted(&a, &request("x")).await;
-        let waiter = request("x");
-        queued(&b, &waiter).await;
+    opened(async |root, a| {
+        take(&a, "x").await;
+        let mut waiter = Waiter::queue(open(root).await).await;
         drop(a);
-        assert_eq!(hint(&mut hints).await, changed("x"));
-        assert!(holds(&b, &waiter).await);
+        waiter.gets_its_turn().await;
         assert_eq!(files(root.join("test/presence")).len(), 1);
         Ok(())
     });
@@ -194,9 +168,8 @@ fn a_closed_instance_is_dead_to_others() {
 
 #[test]
 fn a_detached_lease_outlives_its_instance_and_ends_by_the_clock() {
-    in_directory(async |root| {
-        let clock = ManualClock::new();
-        let (a, b) = (open_by(root, &clock).await, open_by(root, &clock).await);
+    opened_by_clock(async |root, clock, a| {
+        let b = open_by(root, clock).await;
         let lease = detached("x");
         granted(&a, &lease).await;
         drop(a);

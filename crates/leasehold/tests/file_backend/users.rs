@@ -14,6 +14,17 @@ fn is_root() -> bool {
     root
 }
 
+/// Runs a test in a directory that every user may write to.
+fn in_directory_of_all_users(test: impl AsyncFnOnce(&Path) -> Tried) {
+    if !is_root() {
+        return;
+    }
+    in_directory(async |root| {
+        fs::set_permissions(root, fs::Permissions::from_mode(0o777))?;
+        test(root).await
+    });
+}
+
 #[test]
 fn root_gives_what_it_writes_to_the_owner_of_the_directory() {
     if !is_root() {
@@ -43,20 +54,14 @@ fn root_gives_what_it_writes_to_the_owner_of_the_directory() {
 
 #[test]
 fn two_users_of_one_directory_exclude_and_wake_each_other() {
-    if !is_root() {
-        return;
-    }
-    in_directory(async |root| {
-        fs::set_permissions(root, fs::Permissions::from_mode(0o777))?;
+    in_directory_of_all_users(async |root| {
         drop(FileBackend::open(options(root, "?mode=0666")).await?);
         let mut first = Process::start_as(NOBODY, "hold", root, "x");
         let mut second = Process::start_as(SOMEBODY, "queue", root, "x");
-        let a = open(root).await;
-        let mut hints = a.hints();
-        let third = request("x");
-        assert_eq!(queued(&a, &third).await, 1);
+        let mut third = Waiter::queue(open(root).await).await;
+        assert_eq!(third.ahead, 1);
         let holder = async || {
-            let leases = a.list(&ListFilter::new(Names::All)).await.unwrap().leases;
+            let leases = third.backend.list(&ListFilter::new(Names::All)).await.unwrap().leases;
             leases.into_iter().find(|lease| matches!(lease.state, LeaseState::Holding { .. })).map(|lease| lease.holder)
         };
         let before = holder().await;
@@ -64,19 +69,14 @@ fn two_users_of_one_directory_exclude_and_wake_each_other() {
         let after = holder().await;
         assert!(before.is_some() && after.is_some() && before != after, "handed from one user to the other");
         second.kill();
-        assert_eq!(hint(&mut hints).await, changed("x"));
-        assert!(holds(&a, &third).await);
+        third.gets_its_turn().await;
         Ok(())
     });
 }
 
 #[test]
 fn a_user_is_woken_by_the_death_of_another_users_process() {
-    if !is_root() {
-        return;
-    }
-    in_directory(async |root| {
-        fs::set_permissions(root, fs::Permissions::from_mode(0o777))?;
+    in_directory_of_all_users(async |root| {
         // Made by the other user, so that root is the guest here.
         let mut maker = Process::start_as(NOBODY, "hold shared by all", root, "x");
         assert_eq!(fs::metadata(root.join("test"))?.uid(), NOBODY);
@@ -84,13 +84,9 @@ fn a_user_is_woken_by_the_death_of_another_users_process() {
         let mut waiter = Process::start_as(SOMEBODY, "queue until granted", root, "y");
         holder.kill();
         assert!(waiter.0.wait()?.success(), "woken by the death of a process of root");
-        let a = open(root).await;
-        let mut hints = a.hints();
-        let next = request("x");
-        queued(&a, &next).await;
+        let mut next = Waiter::queue(open(root).await).await;
         maker.kill();
-        assert_eq!(hint(&mut hints).await, changed("x"));
-        assert!(holds(&a, &next).await);
+        next.gets_its_turn().await;
         Ok(())
     });
 }

@@ -39,6 +39,15 @@ impl Desk {
         }
     }
 
+    /// A desk where these clients asked, in this order.
+    fn queued<const N: usize>(asked: [(char, Claim); N]) -> Self {
+        let mut desk = Self::new();
+        for (who, claim) in asked {
+            desk.queue(who, claim);
+        }
+        desk
+    }
+
     pub(crate) fn with<T>(&mut self, rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T) -> T {
         let presence = |entry: &Entry| match entry.holder.as_str().chars().next() {
             Some(who) if self.dead.contains(&who) => Presence::Dead,
@@ -135,10 +144,8 @@ fn a_try_leaves_nothing_behind_and_overtakes_nobody() {
 
 #[test]
 fn readers_share_and_a_queued_writer_stops_later_readers() {
-    let mut desk = Desk::new();
-    for (who, claim) in [('a', Claim::SHARED), ('b', Claim::SHARED), ('w', Claim::EXCLUSIVE), ('c', Claim::SHARED)] {
-        desk.queue(who, claim);
-    }
+    let mut desk =
+        Desk::queued([('a', Claim::SHARED), ('b', Claim::SHARED), ('w', Claim::EXCLUSIVE), ('c', Claim::SHARED)]);
     assert_eq!(desk.order(), "ab|wc");
     desk.release('a');
     desk.release('b');
@@ -147,10 +154,8 @@ fn readers_share_and_a_queued_writer_stops_later_readers() {
 
 #[test]
 fn a_writer_that_becomes_a_reader_lets_the_readers_behind_it_in() {
-    let mut desk = Desk::new();
-    for (who, claim) in [('w', Claim::EXCLUSIVE), ('a', Claim::SHARED), ('b', Claim::SHARED), ('x', Claim::EXCLUSIVE)] {
-        desk.queue(who, claim);
-    }
+    let mut desk =
+        Desk::queued([('w', Claim::EXCLUSIVE), ('a', Claim::SHARED), ('b', Claim::SHARED), ('x', Claim::EXCLUSIVE)]);
     let fence = desk.fence_of('w');
     desk.renew(&Renewal::new(key('w'), seconds(TTL)).downgrade(Claim::SHARED));
     assert_eq!(desk.order(), "wab|x");

@@ -4,9 +4,10 @@
 use std::{sync::Arc, thread, time::Duration};
 
 use leasehold::{
-    Result,
+    Guard, Result,
     backends::postgres::{Installed, PostgresOptions, install},
-    clock::SystemClock,
+    clock::{Clock, SystemClock},
+    lease::Moment,
 };
 use leasehold_testkit::postgres::Postgres;
 use tokio::runtime::Builder;
@@ -23,6 +24,14 @@ pub fn install_schema(url: &str, expose: Option<&str>) -> Result<Installed> {
         runtime.block_on(install(options(url), expose))
     };
     thread::scope(|scope| scope.spawn(install).join().unwrap())
+}
+
+/// What a thread waits for, which it has soon after this moment, and long before it asks again by itself.
+pub fn granted_soon(waiter: thread::JoinHandle<Guard>, from: Moment, event: &str) -> Guard {
+    let guard = waiter.join().unwrap();
+    let took = SystemClock.now().since(from);
+    assert!(took < Duration::from_secs(10), "{event}: held after {took:?}");
+    guard
 }
 
 /// A server of this test's own, with these settings and the schema.

@@ -11,7 +11,7 @@ use std::{
 };
 
 use leasehold::{Guard, Leasehold, blocking};
-use leasehold_testkit::Witness;
+use leasehold_testkit::{Witness, redis::Server};
 use tokio::{task::JoinSet, time};
 
 /// Short, so that what is lost costs a test little.
@@ -123,6 +123,20 @@ pub fn hold_at_last(locks: &Leasehold, name: &str, ttl: Duration) -> Guard {
         thread::sleep(Duration::from_millis(50));
     }
     panic!("{name} was not granted after the server came back");
+}
+
+/// A lease of `long` that outlasts a failover, and the instance that holds it.
+pub async fn hold_for_a_minute(url: &str) -> (Leasehold, Guard) {
+    let locks = Leasehold::connect(url).await.unwrap();
+    let guard = locks.mutex("long").ttl(Duration::from_secs(60)).acquire().await.unwrap();
+    (locks, guard)
+}
+
+/// A Redis server that follows this one.
+pub async fn replica_of(master: &Server) -> Server {
+    let replica = Server::with(&["--save", "", "--replicaof", "127.0.0.1", &master.port().to_string()]);
+    soon(async || replica.ask(&["INFO", "replication"]).to_string().contains("master_link_status:up")).await;
+    replica
 }
 
 /// Waits for something that must come soon.

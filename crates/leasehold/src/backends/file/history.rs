@@ -91,12 +91,7 @@ impl HistoryLog {
 }
 
 fn rotate(directory: &Directory) -> Result<()> {
-    let guard = directory.latch(latch::HISTORY);
-    let lock = safe_open::regular(File::options().read(true).write(true), &guard);
-    let lock = lock.map_err(|error| cannot("open", &guard, error))?;
-    if !latch::try_lock(&lock, &guard)? {
-        return Ok(());
-    }
+    let Some(lock) = latch::try_lock_history(directory)? else { return Ok(()) };
     // Another process may have rotated since. A writer that still has the old file open writes to its end.
     let path = directory.history();
     let full = fs::symlink_metadata(&path).is_ok_and(|file| file.len() >= ROTATE_AT);

@@ -42,7 +42,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 /// A larger buffer is freed after use.
 const LARGEST_BUFFER: usize = 1 << 20;
 /// Guards the rotation of history and the compaction of run records.
-pub(super) const HISTORY: &str = "history";
+const HISTORY: &str = "history";
 /// The content of a new latch file. It is as long as every later fence, so that storing one needs no disk space.
 pub(super) const NO_FENCE: &str = "0000000000000000\n";
 
@@ -192,6 +192,14 @@ pub(super) fn try_lock(file: &File, path: &Path) -> Result<bool> {
         Err(fs::TryLockError::WouldBlock) => Ok(false),
         Err(fs::TryLockError::Error(error)) => Err(cannot("lock", path, error)),
     }
+}
+
+/// Locks the latch that guards history and run records, unless another process has it.
+pub(super) fn try_lock_history(directory: &Directory) -> Result<Option<File>> {
+    let path = directory.latch(HISTORY);
+    let file = safe_open::regular(File::options().read(true).write(true), &path);
+    let file = file.map_err(|error| cannot("open", &path, error))?;
+    Ok(try_lock(&file, &path)?.then_some(file))
 }
 
 /// A latch that this thread holds until the value is dropped.

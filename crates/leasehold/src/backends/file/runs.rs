@@ -93,12 +93,7 @@ fn encode_lines(records: impl Iterator<Item = RunRecord>) -> io::Result<Vec<u8>>
 /// Replaces the file by one with a line for each name. A skip that is reported at the same time may be lost, a success
 /// is not.
 fn compact(directory: &Directory, now: Timestamp) -> Result<()> {
-    let guard = directory.latch(latch::HISTORY);
-    let lock = safe_open::regular(File::options().read(true).write(true), &guard);
-    let lock = lock.map_err(|error| cannot("open", &guard, error))?;
-    if !latch::try_lock(&lock, &guard)? {
-        return Ok(());
-    }
+    let Some(lock) = latch::try_lock_history(directory)? else { return Ok(()) };
     let path = directory.runs();
     let temporary = path.with_file_name(format!("{}{}", layout::UNFINISHED, Uuid::new_v4().simple()));
     // Another process may have compacted it since.

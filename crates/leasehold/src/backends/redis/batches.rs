@@ -27,8 +27,8 @@ impl Shared {
     ) -> Vec<Result<FastAnswer<Answer<ScriptDecision>>>> {
         let partition = &self.keys.all()[partition];
         let batch = FastBatch::of(&script_requests);
-        let call = ScriptCall::new(&scripts::FAST, &[&partition.leases, &partition.history], |command| {
-            command.arg(&partition.events);
+        let call = ScriptCall::new(&scripts::FAST, &[&partition.names.leases, &partition.names.history], |command| {
+            command.arg(&partition.names.events);
             batch.write(command);
         });
         // Releases alone need no durability acknowledgements.
@@ -78,7 +78,7 @@ impl Shared {
                     ScriptRequest::Acquire(request) => {
                         let max_waiters =
                             request.max_waiters.map(|max_waiters| max_waiters.to_string()).unwrap_or_default();
-                        command.arg("a").arg(&request.head).arg(&*request.tail);
+                        command.arg("a").arg(&request.record.head).arg(&*request.record.tail);
                         command.arg(request.patience.to_string()).arg(max_waiters);
                     }
                     ScriptRequest::Release(release) => {
@@ -137,7 +137,7 @@ impl Shared {
         let resources = [request.resource.clone()];
         let call = ScriptCall::for_resources(&scripts::DECIDE, partition, &resources, |command| {
             let cancelled = Outcome::Cancelled.ending().as_str();
-            command.arg(1).arg("r").arg(&request.head[1..]).arg(cancelled).arg("").arg("");
+            command.arg(1).arg("r").arg(&request.record.head[1..]).arg(cancelled).arg("").arg("");
         });
         let error = match self.router.run(partition, &call, None).await {
             Ok(_) => errors::of_kind(missing.kind(), format!("{missing}; the grant was given back")),
@@ -163,8 +163,8 @@ impl<'a> FastBatch<'a> {
             match script_request {
                 ScriptRequest::Release(release) => batch.releases.push((at, release)),
                 ScriptRequest::Acquire(request) => match batch.requests.last_mut() {
-                    Some((tail, requests)) if *tail == &*request.tail => requests.push((at, request)),
-                    _ => batch.requests.push((&request.tail, vec![(at, request)])),
+                    Some((tail, requests)) if *tail == &*request.record.tail => requests.push((at, request)),
+                    _ => batch.requests.push((&request.record.tail, vec![(at, request)])),
                 },
             }
         }
@@ -193,7 +193,7 @@ impl<'a> FastBatch<'a> {
             command.arg(&*release.head_and_ending());
         }
         for request in requests() {
-            command.arg(&request.head);
+            command.arg(&request.record.head);
         }
         for (tail, requests) in &self.requests {
             // Only the full script checks how many waiters are ahead: `b` has the fast script leave the request to it.

@@ -14,21 +14,26 @@ use crate::lease::{
 #[derive(Debug)]
 pub(super) struct AcquireArguments {
     pub(super) resource: Resource,
-    /// Form and id: the first columns of the record.
-    pub(super) head: String,
-    /// The columns and lines that the client sets: the last ones of the record.
-    pub(super) tail: Arc<str>,
+    pub(super) record: RecordParts,
     /// `t` try, `q` queue.
     pub(super) patience: char,
     pub(super) max_waiters: Option<u32>,
+}
+
+/// What the client knows of a record that the script writes.
+#[derive(Debug)]
+pub(super) struct RecordParts {
+    /// Form and id: the first columns.
+    pub(super) head: String,
+    /// The columns and lines that the client sets: the last ones.
+    pub(super) tail: Arc<str>,
 }
 
 impl AcquireArguments {
     pub(super) fn new(request: &Request, tail_cache: &TailCache) -> Self {
         Self {
             resource: request.key.resource.clone(),
-            head: format!("1{}", request.key.id),
-            tail: tail_cache.of(request),
+            record: RecordParts { head: format!("1{}", request.key.id), tail: tail_cache.of(request) },
             patience: if request.patience == Patience::Try { 't' } else { 'q' },
             max_waiters: request.max_waiters,
         }

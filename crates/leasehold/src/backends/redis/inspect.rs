@@ -52,7 +52,7 @@ impl Shared {
         let mut names = Vec::new();
         let mut cursor = 0;
         loop {
-            let call = ScriptCall::new(&scripts::NAMES, &[&partition.leases], move |command| {
+            let call = ScriptCall::new(&scripts::NAMES, &[&partition.names.leases], move |command| {
                 command.arg(cursor).arg(prefix);
             });
             let reply = self.router.run(partition, &call, None).await?;
@@ -139,7 +139,7 @@ impl Shared {
         let mut until = String::from("+");
         while found.len() < filter.limit {
             let mut command = redis::cmd("XREVRANGE");
-            command.arg(&partition.history).arg(&until).arg("-").arg("COUNT").arg(HISTORY_AT_ONCE);
+            command.arg(&partition.names.history).arg(&until).arg("-").arg("COUNT").arg(HISTORY_AT_ONCE);
             let entries = record::history(&self.router.send_plain(partition, command).await?)?;
             let Some(oldest) = entries.last() else { break };
             until = format!("({}", oldest.id);
@@ -182,7 +182,8 @@ impl Shared {
                 *upkeep = WatchUpkeep::Running;
                 self.runtime.spawn(upkeep::keep_watching(Arc::downgrade(self), Arc::clone(watch_setup_lock)));
             }
-            try_join_all(self.keys.all().iter().map(|partition| self.router.subscribe(&partition.events))).await?;
+            try_join_all(self.keys.all().iter().map(|partition| self.router.subscribe(&partition.names.events)))
+                .await?;
             self.announce_watcher().await?;
         }
         Ok(stream)
@@ -194,7 +195,7 @@ impl Shared {
     }
 
     async fn announce_in(&self, partition: &Partition) -> Result<()> {
-        let call = ScriptCall::new(&scripts::WATCH, &[&partition.leases], |command| {
+        let call = ScriptCall::new(&scripts::WATCH, &[&partition.names.leases], |command| {
             command.arg(upkeep::WATCH_LASTS.as_micros().to_string());
         });
         self.router.run(partition, &call, None).await.map(drop)

@@ -21,13 +21,19 @@ pub(super) struct Partition {
     pub(super) number: u16,
     /// The slot that has it in a cluster.
     pub(super) slot: u16,
+    pub(super) names: PartitionNames,
+    prefix: String,
+}
+
+/// The names that most calls need.
+#[derive(Clone, Debug)]
+pub(super) struct PartitionNames {
     /// The hash of live names.
     pub(super) leases: String,
     /// The stream of ended leases.
     pub(super) history: String,
     /// The channel of events. Channels are shared by all databases of a server, so its name has the number of ours.
     pub(super) events: String,
-    prefix: String,
 }
 
 impl Keys {
@@ -62,9 +68,11 @@ impl Partition {
         Self {
             number,
             slot: crc16(tag.as_bytes()) % SLOTS,
-            leases: format!("{prefix}leases"),
-            history: format!("{prefix}history"),
-            events: format!("{prefix}events:{database}"),
+            names: PartitionNames {
+                leases: format!("{prefix}leases"),
+                history: format!("{prefix}history"),
+                events: format!("{prefix}events:{database}"),
+            },
             prefix,
         }
     }
@@ -136,7 +144,7 @@ mod tests {
     fn a_name_with_braces_stays_in_its_partition() {
         let keys = Keys::on_one_server("app:", "default", 0);
         let partition = keys.of(&resource("a{b}c"));
-        assert_eq!(partition.leases, "app:{default}:leases");
+        assert_eq!(partition.names.leases, "app:{default}:leases");
         assert_eq!(partition.entries(&resource("a{b}c")), "app:{default}:entries:a{b}c");
         assert_eq!(partition.slot, crc16(b"default") % SLOTS);
     }

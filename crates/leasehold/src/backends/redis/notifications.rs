@@ -22,7 +22,7 @@ pub(super) struct Notifications {
 
 impl Notifications {
     pub(super) fn new(keys: &Keys, durable: bool) -> Arc<Self> {
-        let events = keys.all().iter().map(|partition| partition.events.clone().into_bytes()).collect();
+        let events = keys.all().iter().map(|partition| partition.names.events.clone().into_bytes()).collect();
         Arc::new(Self { hints: HintSender::new(), watchers: EventHub::new(), events, durable })
     }
 }

@@ -96,7 +96,7 @@ impl Shared {
         let mut standings: Vec<Option<Standing>> = vec![None; renewals.len()];
         let mut incarnation = None;
         if !fast.is_empty() {
-            let call = ScriptCall::new(&scripts::FAST_RENEW, &[&partition.leases], |command| {
+            let call = ScriptCall::new(&scripts::FAST_RENEW, &[&partition.names.leases], |command| {
                 for renewal in fast.iter().map(|&at| &renewals[at]) {
                     command.arg(renewal.key.resource.as_str()).arg(encode::plain_renewal(renewal));
                 }

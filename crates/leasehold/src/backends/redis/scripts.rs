@@ -65,14 +65,14 @@ impl<'a> ScriptCall<'a> {
         arguments: impl Fn(&mut Cmd) + Send + Sync + 'a,
     ) -> Self {
         let with_names = move |command: &mut Cmd| {
-            command.arg(&partition.events).arg(resources.len());
+            command.arg(&partition.names.events).arg(resources.len());
             for resource in resources {
                 command.arg(resource.as_str());
             }
             arguments(command);
         };
         let entries = resources.iter().map(|resource| partition.entries(resource)).collect();
-        let keys = vec![partition.leases.as_str(), partition.history.as_str()];
+        let keys = vec![partition.names.leases.as_str(), partition.names.history.as_str()];
         Self { script, keys, entries, arguments: Box::new(with_names) }
     }
 

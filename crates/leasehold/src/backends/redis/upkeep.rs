@@ -38,7 +38,7 @@ pub(super) async fn keep_watching(shared: Weak<Shared>, watch_setup_lock: Arc<Mu
         let mut upkeep = watch_setup_lock.lock().await;
         if shared.notifications.watchers.is_idle() {
             for partition in shared.keys.all() {
-                shared.router.unsubscribe(&partition.events).await;
+                shared.router.unsubscribe(&partition.names.events).await;
             }
             *upkeep = WatchUpkeep::Idle;
             return;
@@ -66,8 +66,8 @@ impl Shared {
 
     async fn sweep_once(&self, partition: u16) -> Result<()> {
         let partition = &self.keys.all()[usize::from(partition)];
-        let call = ScriptCall::new(&scripts::SWEEP, &[&partition.leases, &partition.history], |command| {
-            command.arg(&partition.events);
+        let call = ScriptCall::new(&scripts::SWEEP, &[&partition.names.leases, &partition.names.history], |command| {
+            command.arg(&partition.names.events);
         });
         let reply = self.router.run(partition, &call, None).await?;
         let queues = decode::resources(decode::array(&reply.value)?)?;

@@ -8,6 +8,7 @@ use crate::{
     clock::{Clock, SystemClock},
     lease::{Resource, Ttl},
     model::FENCE_LEAD,
+    setters::setters,
 };
 
 /// One node of a quorum: a backend, and its name in error messages.
@@ -55,34 +56,27 @@ impl QuorumOptions {
         }
     }
 
-    /// Sets how long one node may take to answer; 50 ms by default.
-    ///
-    /// Make it long enough for a healthy node, but much shorter than the ttl. A node
-    /// that exceeds it gets no more calls until it answers a probe.
-    pub fn node_limit(mut self, limit: Duration) -> Self {
-        self.node_limit = limit;
-        self
-    }
+    setters! {
+        /// Sets how long one node may take to answer; 50 ms by default.
+        ///
+        /// Make it long enough for a healthy node, but much shorter than the ttl. A node
+        /// that exceeds it gets no more calls until it answers a probe.
+        pub fn node_limit(mut self, limit: Duration) -> Self => limit;
 
-    /// Sets the longest ttl that anyone uses on these nodes; 60 s by default.
-    ///
-    /// Requests with a longer ttl are refused. A node that lost its data has no vote
-    /// for this long, and for at least 11 s, so that its clock has passed every
-    /// fence that it may have lost. The default is above the default ttl of 30 s,
-    /// and keeps a restarted node from voting for a minute. All clients of the
-    /// nodes must use the same value; a client with a different value is refused.
-    ///
-    /// With zero, every node votes at once and no ttl is refused. Use zero only for
-    /// nodes that lose nothing when they are restarted.
-    pub fn longest_ttl(mut self, longest: Duration) -> Self {
-        self.longest_ttl = longest;
-        self
-    }
+        /// Sets the longest ttl that anyone uses on these nodes; 60 s by default.
+        ///
+        /// Requests with a longer ttl are refused. A node that lost its data has no vote
+        /// for this long, and for at least 11 s, so that its clock has passed every
+        /// fence that it may have lost. The default is above the default ttl of 30 s,
+        /// and keeps a restarted node from voting for a minute. All clients of the
+        /// nodes must use the same value; a client with a different value is refused.
+        ///
+        /// With zero, every node votes at once and no ttl is refused. Use zero only for
+        /// nodes that lose nothing when they are restarted.
+        pub fn longest_ttl(mut self, longest: Duration) -> Self => longest;
 
-    /// Sets the clock; the machine's own by default.
-    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
-        self.clock = clock;
-        self
+        /// Sets the clock; the machine's own by default.
+        pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self => clock;
     }
 
     pub(super) fn check(&self, members: usize) -> Result<()> {

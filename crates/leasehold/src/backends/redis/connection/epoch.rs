@@ -45,7 +45,7 @@ pub(super) fn settings(options: &RedisOptions, push: char) -> String {
 /// The command that reads the epoch of a partition, or begins one.
 pub(super) fn begin(partition: &Partition, run_id: Option<&str>, settings: &str) -> Cmd {
     let [fence, index] = partition.of_format_1();
-    let keys = [partition.leases.as_str(), &fence, &index];
+    let keys = [partition.names.leases.as_str(), &fence, &index];
     let call = ScriptCall::new(&scripts::EPOCH, &keys, |command| {
         command.arg(run_id.unwrap_or(UNKNOWN_RUN_ID));
     });

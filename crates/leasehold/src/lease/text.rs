@@ -1,0 +1,33 @@
+//! What the checked texts have in common: they are shown as they are, and go through `String` where they are serialized.
+
+/// Implements how a checked text, a newtype of `Arc<str>` with `new`, is shown and converted.
+macro_rules! text_impls {
+    ($type:ident) => {
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl std::fmt::Debug for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                std::fmt::Debug::fmt(&self.0, f)
+            }
+        }
+
+        impl TryFrom<String> for $type {
+            type Error = $crate::Error;
+
+            fn try_from(text: String) -> $crate::Result<Self> {
+                Self::new(text)
+            }
+        }
+
+        impl From<$type> for String {
+            fn from(text: $type) -> Self {
+                text.0.as_ref().to_owned()
+            }
+        }
+    };
+}
+pub(super) use text_impls;
