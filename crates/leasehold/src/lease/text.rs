@@ -2,30 +2,30 @@
 
 /// Implements how a checked text, a newtype of `Arc<str>` with `new`, is shown and converted.
 macro_rules! text_impls {
-    ($type:ident) => {
-        impl std::fmt::Display for $type {
+    ($text:ident) => {
+        impl std::fmt::Display for $text {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str(&self.0)
             }
         }
 
-        impl std::fmt::Debug for $type {
+        impl std::fmt::Debug for $text {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 std::fmt::Debug::fmt(&self.0, f)
             }
         }
 
-        impl TryFrom<String> for $type {
+        impl TryFrom<String> for $text {
             type Error = $crate::Error;
 
-            fn try_from(text: String) -> $crate::Result<Self> {
-                Self::new(text)
+            fn try_from(value: String) -> $crate::Result<Self> {
+                Self::new(value)
             }
         }
 
-        impl From<$type> for String {
-            fn from(text: $type) -> Self {
-                text.0.as_ref().to_owned()
+        impl From<$text> for String {
+            fn from(value: $text) -> Self {
+                value.0.as_ref().to_owned()
             }
         }
     };
