@@ -109,6 +109,7 @@ impl<'a> ConnectRetry<'a> {
     ) -> leasehold::Result<T> {
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
         let tries = async {
+            let mut why_away = None;
             loop {
                 let result = attempt(self.left().max(MIN_ATTEMPT.min(self.limit))).await;
                 let Err(error) = &result else {
@@ -117,10 +118,16 @@ impl<'a> ConnectRetry<'a> {
                     drop(explained);
                     return result;
                 };
+                // The wait ran out while the server, which was away, was asked again: nobody is known to have the lock.
+                let was_cut_short = error.kind() == ErrorKind::WaitElapsed && error.holders().is_empty();
+                if was_cut_short && let Some(why) = why_away.take() {
+                    return Err(why);
+                }
                 if !self.retries || error.kind() != ErrorKind::Unavailable || self.left().is_zero() {
                     return result;
                 }
                 self.explained.borrow_mut().last_error = Some(format!("{error:#}"));
+                why_away = result.err();
                 tokio::time::sleep(backoff.pause().min(self.left())).await;
             }
         };

@@ -30,7 +30,7 @@ use crate::{
 const ADD_WORKER_AFTER: Duration = Duration::from_millis(2);
 
 /// An additional connection without work is closed after this.
-pub(super) const IDLE: Duration = Duration::from_secs(30);
+pub(super) const IDLE: Duration = Duration::from_secs(10);
 
 /// The pause between two attempts to open another connection on a server that refused one: a full server should not
 /// see an attempt with every call.
