@@ -641,6 +641,6 @@ fn what_is_alike_on_every_backend_is_so_here() {
     let others = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()";
     let connections = || psql(&url, others).parse().unwrap();
     on_any_backend::a_run_that_holds_or_waits_has_one_connection(&sandbox, connections);
-    on_any_backend::a_run_of_two_locks_has_two_connections_for_a_while(&sandbox, connections);
+    on_any_backend::a_run_of_two_locks_has_two_connections(&sandbox, connections);
     on_any_backend::a_lease_tied_to_a_process(&Sandbox::on(&format!("{url}?liveness=connection")));
 }
