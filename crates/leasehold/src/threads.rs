@@ -10,7 +10,7 @@
 
 use std::{
     cell::{Cell, RefCell},
-    future::{Future, pending},
+    future::Future,
     pin::Pin,
     sync::mpsc,
     task::{Context, Poll},
@@ -20,7 +20,10 @@ use std::{
 
 use leasehold_fork::PerProcess;
 use parking_lot::Mutex;
-use tokio::runtime::{Builder, Handle};
+use tokio::{
+    runtime::{Builder, Handle},
+    sync::oneshot,
+};
 
 use crate::{Error, Result};
 
@@ -99,10 +102,16 @@ pub(crate) fn of_process() -> Result<&'static Threads> {
 }
 
 fn launch() -> std::io::Result<Threads> {
-    Ok(Threads { io: launch_thread("leasehold-io")?, timer: launch_thread("leasehold-timer")? })
+    let (io, io_runs) = launch_thread("leasehold-io")?;
+    let (timer, timer_runs) = launch_thread("leasehold-timer")?;
+    // From now on they run as long as the process.
+    std::mem::forget((io_runs, timer_runs));
+    Ok(Threads { io, timer })
 }
 
-fn launch_thread(name: &str) -> std::io::Result<Handle> {
+/// Starts a thread that runs until the sender is dropped.
+fn launch_thread(name: &str) -> std::io::Result<(Handle, oneshot::Sender<()>)> {
+    let (runs, ended) = oneshot::channel::<()>();
     let (started, handle) = mpsc::sync_channel(1);
     thread::Builder::new().name(name.to_owned()).spawn(move || {
         IS_OWN.set(true);
@@ -110,12 +119,13 @@ fn launch_thread(name: &str) -> std::io::Result<Handle> {
         match runtime {
             Ok(runtime) => {
                 let _received = started.send(Ok(runtime.handle().clone()));
-                runtime.block_on(pending::<()>());
+                let _sender_dropped = runtime.block_on(ended);
             }
             Err(error) => {
                 let _received = started.send(Err(error));
             }
         }
     })?;
-    handle.recv().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()))
+    let handle = handle.recv().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()))?;
+    Ok((handle, runs))
 }

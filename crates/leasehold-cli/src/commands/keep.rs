@@ -116,7 +116,7 @@ impl LaunchedKeeper {
 
     /// Waits until the keeper has handed the lease over, and passes on the signals that ask us to end.
     async fn handed_over(&mut self, signals: &mut Signals) -> io::Result<Launched> {
-        let mut is_stop_asked = false;
+        let (mut is_stop_asked, mut is_end_asked) = (false, false);
         loop {
             tokio::select! {
                 biased;
@@ -126,12 +126,12 @@ impl LaunchedKeeper {
                     }
                 }
                 caught = signals.next() => match caught {
-                    Caught::Signal(Signal::TSTP) => {
+                    Caught::Signal(Signal::TSTP) if !is_end_asked => {
                         is_stop_asked = true;
                         self.signal(Signal::TERM);
                     }
                     Caught::Signal(signal) if signal.is_ending() => {
-                        is_stop_asked = false;
+                        (is_stop_asked, is_end_asked) = (false, true);
                         self.signal(signal);
                     }
                     Caught::Child => {

@@ -24,6 +24,8 @@ const USUALLY: Duration = Duration::from_secs(10);
 const BRIEFLY: Duration = Duration::from_secs(3);
 /// Minimum time of an attempt; a shorter one could only time out.
 const MIN_ATTEMPT: Duration = Duration::from_millis(100);
+/// An attempt with less time than this may end before the server, which was away, has answered.
+const SHORT_ATTEMPT: Duration = Duration::from_secs(1);
 /// A start that takes longer explains itself.
 const EXPLAIN_AFTER: Duration = Duration::from_secs(2);
 
@@ -111,6 +113,7 @@ impl<'a> ConnectRetry<'a> {
         let tries = async {
             let mut why_away = None;
             loop {
+                let is_short = self.left() < SHORT_ATTEMPT;
                 let result = attempt(self.left().max(MIN_ATTEMPT.min(self.limit))).await;
                 let Err(error) = &result else {
                     let mut explained = self.explained.borrow_mut();
@@ -119,7 +122,7 @@ impl<'a> ConnectRetry<'a> {
                     return result;
                 };
                 // The wait ran out while the server, which was away, was asked again: nobody is known to have the lock.
-                let was_cut_short = error.kind() == ErrorKind::WaitElapsed && error.holders().is_empty();
+                let was_cut_short = is_short && error.kind() == ErrorKind::WaitElapsed && error.holders().is_empty();
                 if was_cut_short && let Some(why) = why_away.take() {
                     return Err(why);
                 }

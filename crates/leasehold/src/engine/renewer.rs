@@ -317,7 +317,7 @@ impl Renewer {
             leases.push((lease, call));
             renewals.push(renewal);
         }
-        let timeout = leases.iter().map(|(lease, _)| lease.renewal_timeout()).min().unwrap_or_default();
+        let timeout = renewals.iter().map(|renewal| renew_every(renewal.ttl)).min().unwrap_or_default();
         let panicked = OnPanic::new(|| {
             for (lease, _) in &leases {
                 self.follow_up(lease, lease.on_renew_failed(self.clock.now()));

@@ -56,13 +56,6 @@ impl LocalLease {
         sent_at.after(every.saturating_sub(every / 10 * jitter / 255))
     }
 
-    /// How long a renewal waits for its answer: a third of an answer's validity, so that two retries fit before its end.
-    pub(crate) fn renewal_timeout(&self) -> Duration {
-        let state = self.state.lock();
-        let belief = state.last_answer.as_ref().map_or(&Belief::Ttl, |answer| &answer.belief);
-        self.valid_for(belief, self.ttl()).unwrap_or(self.ttl().get()) / 3
-    }
-
     /// When the first waiter renews at the latest; `NEVER` for the others, and where queue positions expire.
     pub(super) fn first_waiter_limit(&self, state: &LocalState, position: QueuePosition, now: Moment) -> Moment {
         match state.last_answer {
