@@ -122,8 +122,14 @@ impl<'a> ConnectRetry<'a> {
                     return result;
                 };
                 // The wait ran out while the server, which was away, was asked again: nobody is known to have the lock.
-                let was_cut_short = is_short && error.kind() == ErrorKind::WaitElapsed && error.holders().is_empty();
-                if was_cut_short && let Some(why) = why_away.take() {
+                let is_cut_short = match error.kind() {
+                    ErrorKind::WaitElapsed => error.holders().is_empty(),
+                    kind => kind == ErrorKind::OutcomeUnknown,
+                };
+                if is_short
+                    && is_cut_short
+                    && let Some(why) = why_away.take()
+                {
                     return Err(why);
                 }
                 if !self.retries || error.kind() != ErrorKind::Unavailable || self.left().is_zero() {
