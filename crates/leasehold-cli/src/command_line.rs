@@ -9,7 +9,7 @@ use clap::{Arg, Command, CommandFactory};
 
 use crate::{args::Cli, settings, shell};
 
-/// What was typed, without its mistakes.
+/// The words of a command line that could be read.
 #[derive(Debug, Default)]
 pub(crate) struct CommandLine {
     /// The command, which may stand behind global options and their values.

@@ -76,7 +76,7 @@ pub(super) fn with_prefix(typed: &str) -> Names {
     Names::Prefix(typed.strip_suffix('*').unwrap_or(typed).to_owned())
 }
 
-/// Whether the lines of scripts are asked for, or more than a prefix says which locks are wanted.
+/// Returns whether flags narrow the list further than its prefix does, or ask for lines that a script reads.
 fn is_narrowed(args: &ListArgs) -> bool {
     let by_flag = args.held || args.waiting || args.no_headers;
     by_flag || args.holder.is_some() || args.mode.is_some() || args.older_than.is_some()

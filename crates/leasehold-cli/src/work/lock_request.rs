@@ -84,7 +84,7 @@ pub(crate) fn claim(args: &AskArgs) -> Result<Claim> {
 }
 
 impl LockRequest {
-    /// Gets all of them or none; `asked` is told which one is asked for.
+    /// Gets all of them or none; `asked` names the one that is being requested.
     ///
     /// # Cancel safety
     /// Dropping the future leaves no lease and no place in a queue behind.

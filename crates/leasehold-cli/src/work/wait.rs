@@ -60,7 +60,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) locks: &'a Leasehold,
     /// Which: all of them or none.
     pub(crate) all: &'a BTreeSet<Resource>,
-    /// The one that is asked for now.
+    /// The lock that is being requested now.
     pub(crate) asked: &'a Cell<&'a Resource>,
     /// How long.
     pub(crate) wait: WaitLimit,
@@ -265,7 +265,7 @@ async fn explain(wanted: Wanted<'_>, started: Moment, explained: &Cell<bool>, ou
 }
 
 /// Shows the same answer for a while, with its times going on, so that the backend is not asked every second; until
-/// another lock is asked for.
+/// another lock is requested.
 async fn show_for(
     pause: Duration,
     wanted: Wanted<'_>,
