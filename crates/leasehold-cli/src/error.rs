@@ -17,7 +17,7 @@ pub(crate) struct CommandError {
     pub(crate) code: u8,
     /// The kind in one word, for JSON.
     pub(crate) kind: &'static str,
-    /// What was tried and what came back.
+    /// The call that failed, and its error.
     pub(crate) message: String,
     /// What to type next.
     pub(crate) hint: Option<String>,

@@ -47,7 +47,7 @@ pub(crate) struct AcquisitionRecord {
     pub(crate) refusal: Option<String>,
 }
 
-/// What was asked for, and when.
+/// A request, and the time when it was sent.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Asked {
     pub(crate) at: Micros,

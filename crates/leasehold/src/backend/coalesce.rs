@@ -436,7 +436,7 @@ mod tests {
         assert_eq!(coalescer.shared.state.lock().batches, 0);
     }
 
-    /// A coalescer of so many batches at a time, each of which needs a permit to be answered, and the sizes of its batches.
+    /// A coalescer with this many batches in flight, each of which needs a permit to be answered, and their sizes.
     fn gated(gate: &Arc<Semaphore>, most: usize) -> (Coalescer<u32, u32>, Arc<Mutex<Vec<usize>>>) {
         let (gate, sizes) = (Arc::clone(gate), Arc::new(Mutex::new(Vec::new())));
         let seen = Arc::clone(&sizes);

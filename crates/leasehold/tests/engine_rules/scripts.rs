@@ -64,7 +64,7 @@ impl Stage {
         (waiter, id)
     }
 
-    /// Waits until the caller has its lease, which takes so many renewals.
+    /// Waits until the caller has its lease, after this many renewals.
     async fn has_lease_after(&self, waiter: &mut Waiter, renewals: usize) {
         soon("the caller has its lease", async || waiter.returned().await.is_some()).await;
         assert_eq!(self.script.renewals(), renewals);
