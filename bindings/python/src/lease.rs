@@ -2,7 +2,7 @@
 
 use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
-use leasehold::{Detached, Guard, Guards, Loss, Result, lease::Released};
+use leasehold::{DetachedLease, Guard, Guards, Loss, Result, lease::Released};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 
@@ -17,7 +17,7 @@ enum Holding {
     One(Guard),
     All(Guards),
     /// It ends with its ttl if nobody releases it.
-    Detached(Detached),
+    Detached(DetachedLease),
 }
 
 struct Held {
@@ -41,7 +41,7 @@ impl Lease {
         Self::new(guards.iter().map(|guard| guard.lease().clone()).collect(), Holding::All(guards))
     }
 
-    pub(crate) fn detached(detached: Detached) -> Self {
+    pub(crate) fn detached(detached: DetachedLease) -> Self {
         Self::new(vec![detached.lease.clone()], Holding::Detached(detached))
     }
 

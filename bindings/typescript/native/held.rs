@@ -2,7 +2,7 @@
 
 use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
-use leasehold::{Detached, Guard, Guards, Lease, Loss, Outcome, Result, lease::Released};
+use leasehold::{DetachedLease, Guard, Guards, Lease, Loss, Outcome, Result, lease::Released};
 
 pub(crate) struct Held {
     /// Sorted by name.
@@ -14,7 +14,7 @@ pub(crate) enum OneOrAll {
     One(Guard),
     All(Guards),
     /// It ends with its ttl if nobody releases it.
-    Detached(Detached),
+    Detached(DetachedLease),
 }
 
 impl From<Guard> for Held {
@@ -29,8 +29,8 @@ impl From<Guards> for Held {
     }
 }
 
-impl From<Detached> for Held {
-    fn from(detached: Detached) -> Self {
+impl From<DetachedLease> for Held {
+    fn from(detached: DetachedLease) -> Self {
         Self { leases: vec![detached.lease.clone()], guards: OneOrAll::Detached(detached) }
     }
 }

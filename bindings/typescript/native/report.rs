@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::{
     Error, ErrorKind, Leader, Lease,
-    lease::{EndedLease, Event, EventKind, HeldBy, LeaseRecord, LeaseState, Mode, Page, Timestamp},
+    lease::{EndedLease, Event, EventKind, HeldBy, LeasePage, LeaseRecord, LeaseState, Mode, Timestamp},
 };
 use serde_json::{Value, json};
 
@@ -52,7 +52,7 @@ pub(crate) fn fences(leases: &[Lease]) -> String {
     fences.collect::<Value>().to_string()
 }
 
-pub(crate) fn page(page: &Page) -> String {
+pub(crate) fn page(page: &LeasePage) -> String {
     json!({
         "leases": page.leases.iter().map(record).collect::<Vec<_>>(),
         "next": page.next.as_ref().map(leasehold::Resource::as_str),

@@ -23,7 +23,7 @@ import {
   type LockEvent,
   type LockInfo,
   type LockSnapshot,
-  type Page,
+  type LeasePage,
   parseEvent,
   parseHistory,
   parseLeader,
@@ -192,7 +192,7 @@ export class Leasehold implements AsyncDisposable {
   async query(): Promise<LockSnapshot> {
     const snapshot: LockSnapshot = { held: [], pending: [] };
     for (let after: string | null | undefined; after !== null; ) {
-      const page: Page = await this.list({ after });
+      const page: LeasePage = await this.list({ after });
       for (const lease of page.leases) snapshot[lease.state === 'holding' ? 'held' : 'pending'].push(lockInfo(lease));
       after = page.next;
     }
@@ -200,7 +200,7 @@ export class Leasehold implements AsyncDisposable {
   }
 
   /** Lists leases and waiters, of everyone. */
-  async list(filter: ListFilter = {}): Promise<Page> {
+  async list(filter: ListFilter = {}): Promise<LeasePage> {
     const { json } = await this.#calls.call((id) => this.#calls.native.list(id, nativeFilter(filter)));
     return parsePage(json ?? '');
   }

@@ -32,6 +32,6 @@ export type {
   LockInfo,
   LockSnapshot,
   Mode,
-  Page,
+  LeasePage,
   WaitingRecord,
 } from './records.js';

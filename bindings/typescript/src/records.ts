@@ -49,7 +49,7 @@ export interface WaitingRecord extends AnyLeaseRecord {
 export type LeaseRecord = HoldingRecord | WaitingRecord;
 
 /** Some of the live leases; `next` is the `after` of the next page, if there is one. */
-export interface Page {
+export interface LeasePage {
   leases: LeaseRecord[];
   next: string | null;
 }
@@ -105,8 +105,8 @@ export interface LockSnapshot {
 }
 
 /** Parses a listing of the native part, in which dates are milliseconds. */
-export function parsePage(json: string): Page {
-  const page = JSON.parse(json) as Page;
+export function parsePage(json: string): LeasePage {
+  const page = JSON.parse(json) as LeasePage;
   for (const lease of page.leases) {
     lease.askedAt = new Date(lease.askedAt);
     if (lease.state === 'holding') lease.acquiredAt = new Date(lease.acquiredAt);

@@ -20,8 +20,8 @@ use leasehold::{
     backends::memory::MemoryBackend,
     clock::{Clock, SystemClock},
     lease::{
-        Busy, EndedLease, Event, EventKind, Evicted, Grant, HistoryFilter, LeaseId, LeaseKey, LeaseState, ListFilter,
-        Names, Outcome, Page, QueuePosition, Released, Standing, Timestamp,
+        Busy, EndedLease, Event, EventKind, Evicted, Grant, HistoryFilter, LeaseId, LeaseKey, LeasePage, LeaseState,
+        ListFilter, Names, Outcome, QueuePosition, Released, Standing, Timestamp,
     },
 };
 use leasehold_conformance::{Fixture, failures};
@@ -262,7 +262,7 @@ impl Inspect for Broken {
         }
     }
 
-    async fn list(&self, filter: &ListFilter) -> Result<Page> {
+    async fn list(&self, filter: &ListFilter) -> Result<LeasePage> {
         let mut filter = filter.clone();
         if self.flaw == Flaw::PagesBeginAnew {
             filter.after = None;

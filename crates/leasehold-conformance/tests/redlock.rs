@@ -6,7 +6,7 @@ use leasehold::{
     backend::Backend,
     backends::{
         memory::MemoryBackend,
-        redlock::{Member, Quorum, QuorumOptions},
+        redlock::{RedlockBackend, RedlockNode, RedlockOptions},
     },
     clock::Clock,
 };
@@ -20,13 +20,14 @@ struct Nodes {
 #[async_trait::async_trait]
 impl Fixture for Nodes {
     async fn instance(&self) -> Arc<dyn Backend> {
-        let member = |(at, node): (usize, &MemoryBackend)| Member::new(format!("node-{at}"), Arc::new(node.sibling()));
+        let node =
+            |(at, node): (usize, &MemoryBackend)| RedlockNode::new(format!("node-{at}"), Arc::new(node.sibling()));
         // These nodes live as long as the trial does: there is nothing to wait for before they vote.
-        let options = QuorumOptions::new()
+        let options = RedlockOptions::new()
             .longest_ttl(Duration::ZERO)
             .node_limit(Duration::from_secs(5))
             .clock(Arc::clone(&self.clock));
-        let quorum = Quorum::new(self.nodes.iter().enumerate().map(member).collect(), options);
+        let quorum = RedlockBackend::new(self.nodes.iter().enumerate().map(node).collect(), options);
         Arc::new(quorum.expect("five nodes make a quorum"))
     }
 

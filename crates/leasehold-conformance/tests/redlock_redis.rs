@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use leasehold::{
     backend::Backend,
-    backends::redlock::{Member, Quorum, QuorumOptions},
+    backends::redlock::{RedlockBackend, RedlockNode, RedlockOptions},
 };
 use leasehold_conformance::{Fixture, check};
 use leasehold_testkit::redis::Server;
@@ -21,16 +21,16 @@ struct OnAll {
 #[async_trait::async_trait]
 impl Fixture for OnAll {
     async fn instance(&self) -> Arc<dyn Backend> {
-        let mut members = Vec::new();
+        let mut nodes = Vec::new();
         for url in &self.urls {
-            members.push(Member::new(url, self.namespace.open_at(url).await));
+            nodes.push(RedlockNode::new(url, self.namespace.open_at(url).await));
         }
         // These servers live as long as the trial does: there is nothing to wait for before they vote.
-        let options = QuorumOptions::new()
+        let options = RedlockOptions::new()
             .longest_ttl(Duration::ZERO)
             .node_limit(Duration::from_secs(5))
             .clock(Arc::clone(&self.namespace.clock));
-        Arc::new(Quorum::new(members, options).expect("five nodes make a quorum"))
+        Arc::new(RedlockBackend::new(nodes, options).expect("five nodes make a quorum"))
     }
 
     fn keeps_to_clock(&self) -> bool {

@@ -16,8 +16,8 @@
 use std::{fmt, future::Future, ops::Deref, time::Duration};
 
 use crate::{
-    Detached, Error, Lease, Result,
-    lease::{EndedLease, HistoryFilter, ListFilter, Outcome, Page, Released},
+    DetachedLease, Error, Lease, Result,
+    lease::{EndedLease, HistoryFilter, LeasePage, ListFilter, Outcome, Released},
     primitives::{conclude, lock_options, outcome_of, sharing_option},
 };
 
@@ -78,7 +78,7 @@ impl Leasehold {
     }
 
     /// Lists live leases and queue positions.
-    pub fn list(&self, filter: &ListFilter) -> Result<Page> {
+    pub fn list(&self, filter: &ListFilter) -> Result<LeasePage> {
         wait(self.0.list(filter))
     }
 
@@ -164,12 +164,12 @@ impl Blocking<crate::Lock> {
     /// Waits for the lock and returns a lease that can be handed to another process.
     ///
     /// The lease is neither renewed nor released automatically.
-    pub fn acquire_detached(&self) -> Result<Detached> {
+    pub fn acquire_detached(&self) -> Result<DetachedLease> {
         wait(self.0.acquire_detached())
     }
 
     /// Like [`acquire_detached`](Self::acquire_detached) without waiting; returns `None` if the lock is busy.
-    pub fn try_acquire_detached(&self) -> Result<Option<Detached>> {
+    pub fn try_acquire_detached(&self) -> Result<Option<DetachedLease>> {
         wait(self.0.try_acquire_detached())
     }
 }

@@ -12,8 +12,8 @@ use crate::{
     clock::{Clock, SystemClock},
     engine::{Engine, Lease, Loss, Reentries, Wait, telemetry::CallKind},
     lease::{
-        EndedLease, Evicted, Fence, HistoryFilter, HistoryPage, Holder, LeaseHandle, LeaseRecord, ListFilter, Names,
-        Outcome, Page, Released, Renewal, Resource, RunRecord, RunReport, Standing, Ttl, rounded,
+        EndedLease, Evicted, Fence, HistoryFilter, HistoryPage, Holder, LeaseHandle, LeasePage, LeaseRecord,
+        ListFilter, Names, Outcome, Released, Renewal, Resource, RunRecord, RunReport, Standing, Ttl, rounded,
     },
     setters::setters,
     threads,
@@ -100,7 +100,7 @@ impl Leasehold {
     }
 
     /// Lists live leases and queue positions.
-    pub async fn list(&self, filter: &ListFilter) -> Result<Page> {
+    pub async fn list(&self, filter: &ListFilter) -> Result<LeasePage> {
         let filter = filter.clone();
         self.call_backend(CallKind::Read, async move |backend| backend.list(&filter).await).await
     }

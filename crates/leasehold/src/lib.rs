@@ -164,7 +164,7 @@ pub use lease::{
     error::{Error, ErrorKind, Result},
 };
 pub use leasehold::{Builder, Leasehold};
-pub use primitives::{All, Candidate, Detached, Election, Guards, Leader, Lock, Observer};
+pub use primitives::{All, Candidate, DetachedLease, Election, Guards, Leader, Lock, Observer};
 
 /// Guides and the changelog.
 #[cfg(doc)]

@@ -3,20 +3,21 @@
 use std::time::Duration;
 
 use leasehold::{
-    All, Attempt, Builder, Candidate, Detached, Election, Error, ErrorKind, Guard, Guards, Leader, Lease, LeaseHealth,
-    Leasehold, Lock, Loss, Observer,
+    All, Attempt, Builder, Candidate, DetachedLease, Election, Error, ErrorKind, Guard, Guards, Leader, Lease,
+    LeaseHealth, Leasehold, Lock, Loss, Observer,
     backend::{
-        Answer, Backend, Backoff, Belief, Coalescer, Decision, EventHub, EventStream, Finding, Guarantees, Hint,
-        HintDelivery, HintSender, Hints, Incarnation, Lifetime, Liveness, Missed, News, OpenOptions, Operation,
-        Patience, Performed, Reach, Renewal, Request, RunTable, Selection, Session, Severity, UrlOptions, model,
+        Answer, Backend, Backoff, Belief, Coalescer, CollectedEffects, Decision, EventHub, EventStream, Finding,
+        Guarantees, Hint, HintDelivery, HintSender, Hints, Incarnation, Lifetime, Liveness, Missed, OpenOptions,
+        Operation, Patience, Performed, Reach, Renewal, Request, RunTable, Selection, Session, Severity, UrlOptions,
+        model,
     },
     blocking,
     clock::{ManualClock, SystemClock},
     lease::{
         Busy, Claim, EndedLease, Ending, Event, EventKind, Evicted, Family, Fence, Grant, HeldBy, HistoryFilter,
-        HistoryPage, Holder, LeaseHandle, LeaseId, LeaseKey, LeaseRecord, LeaseState, ListFilter, Mode, Moment, Names,
-        Outcome, Page, Problem, QueuePosition, Released, Resource, RunRecord, RunReport, Shape, Standing, Timestamp,
-        Ttl,
+        HistoryPage, Holder, LeaseHandle, LeaseId, LeaseKey, LeasePage, LeaseRecord, LeaseState, ListFilter, Mode,
+        Moment, Names, Outcome, Problem, QueuePosition, Released, Resource, RunRecord, RunReport, Shape, Standing,
+        Timestamp, Ttl,
     },
 };
 
@@ -32,7 +33,7 @@ assert_send_and_sync!(
     Attempt,
     Builder,
     Candidate,
-    Detached,
+    DetachedLease,
     Election,
     Error,
     ErrorKind,
@@ -47,7 +48,7 @@ assert_send_and_sync!(
 );
 assert_send_and_sync!(
     Backoff, Belief, Box<dyn Backend>, Coalescer<u8, u8>, EventHub, Finding, Guarantees, Hint, HintDelivery,
-    HintSender, Hints, Incarnation, Lifetime, Liveness, Missed, News, OpenOptions, Operation, Patience, Performed,
+    HintSender, Hints, Incarnation, Lifetime, Liveness, Missed, CollectedEffects, OpenOptions, Operation, Patience, Performed,
     Reach, RunTable, Selection, Session, Severity, UrlOptions,
 );
 assert_send_and_sync!(
@@ -76,7 +77,7 @@ assert_send_and_sync!(
     Moment,
     Names,
     Outcome,
-    Page,
+    LeasePage,
     Problem,
     QueuePosition,
     Released,
@@ -122,15 +123,15 @@ const _: () = {
 #[cfg(feature = "redis")]
 const _: () = {
     use leasehold::backends::redis::{
-        Address, Credentials, Durability, Identity, RedisBackend, RedisOptions, Remember, Tls, Topology,
+        Address, ClientCertificate, Credentials, Durability, HistoryLevel, RedisBackend, RedisOptions, Tls, Topology,
     };
-    assert_send_and_sync!(Address, Credentials, Durability, Identity, RedisBackend, RedisOptions);
-    assert_send_and_sync!(Remember, Tls, Topology);
+    assert_send_and_sync!(Address, Credentials, Durability, ClientCertificate, RedisBackend, RedisOptions);
+    assert_send_and_sync!(HistoryLevel, Tls, Topology);
 };
 #[cfg(feature = "redlock")]
 const _: () = {
-    use leasehold::backends::redlock::{Member, Quorum, QuorumOptions};
-    assert_send_and_sync!(Member, Quorum, QuorumOptions);
+    use leasehold::backends::redlock::{RedlockBackend, RedlockNode, RedlockOptions};
+    assert_send_and_sync!(RedlockNode, RedlockBackend, RedlockOptions);
 };
 assert_send_and_sync!(blocking::Leasehold, blocking::Guard, blocking::Guards, blocking::Blocking<Lock>);
 

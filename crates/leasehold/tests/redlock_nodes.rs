@@ -15,7 +15,7 @@ use leasehold::{
     backend::{Backend, Decision, Finding, Inspect, Lifetime, Patience, Renewal, Request, Severity},
     backends::{
         memory::MemoryBackend,
-        redlock::{Member, Quorum, QuorumOptions},
+        redlock::{RedlockBackend, RedlockNode, RedlockOptions},
     },
     clock::{Clock, ManualClock, SystemClock},
     lease::{Claim, LeaseId, LeaseKey, LeaseState, ListFilter, Names, Outcome, Released, Standing},
@@ -34,13 +34,13 @@ impl Nodes {
     }
 
     /// Another client, with ways of its own that can be cut.
-    fn client(&self) -> (Arc<Quorum>, Vec<Arc<Faulty>>) {
+    fn client(&self) -> (Arc<RedlockBackend>, Vec<Arc<Faulty>>) {
         // These nodes forget nothing: there is nothing to wait for before they vote.
-        self.client_with(QuorumOptions::new().longest_ttl(Duration::ZERO))
+        self.client_with(RedlockOptions::new().longest_ttl(Duration::ZERO))
     }
 
     /// A client with a lease that every node has by now.
-    async fn client_that_holds(&self, name: &str) -> (Arc<Quorum>, Vec<Arc<Faulty>>, Request) {
+    async fn client_that_holds(&self, name: &str) -> (Arc<RedlockBackend>, Vec<Arc<Faulty>>, Request) {
         let (quorum, links) = self.client();
         let held = attempt(name);
         assert!(is_granted(&quorum, &held).await);
@@ -49,7 +49,7 @@ impl Nodes {
     }
 
     /// A client that cannot reach these nodes.
-    fn client_without<const N: usize>(&self, cut: [usize; N]) -> (Arc<Quorum>, Vec<Arc<Faulty>>) {
+    fn client_without<const N: usize>(&self, cut: [usize; N]) -> (Arc<RedlockBackend>, Vec<Arc<Faulty>>) {
         let (quorum, links) = self.client();
         for at in cut {
             links[at].cut();
@@ -57,19 +57,20 @@ impl Nodes {
         (quorum, links)
     }
 
-    fn client_with(&self, options: QuorumOptions) -> (Arc<Quorum>, Vec<Arc<Faulty>>) {
+    fn client_with(&self, options: RedlockOptions) -> (Arc<RedlockBackend>, Vec<Arc<Faulty>>) {
         let links: Vec<Arc<Faulty>> =
             self.memories.iter().map(|memory| Faulty::new(Arc::new(memory.sibling()))).collect();
-        let member = |(at, link): (usize, &Arc<Faulty>)| Member::new(format!("node-{at}"), Arc::<Faulty>::clone(link));
-        let members = links.iter().enumerate().map(member).collect();
-        (Arc::new(Quorum::new(members, options).unwrap()), links)
+        let node =
+            |(at, link): (usize, &Arc<Faulty>)| RedlockNode::new(format!("node-{at}"), Arc::<Faulty>::clone(link));
+        let nodes = links.iter().enumerate().map(node).collect();
+        (Arc::new(RedlockBackend::new(nodes, options).unwrap()), links)
     }
 
     /// A client whose clock stands still, so that nothing is held for longer than a moment before it is moved. It asks a
     /// majority first.
-    async fn client_at_a_standstill(&self) -> (Arc<Quorum>, Vec<Arc<Faulty>>, ManualClock) {
+    async fn client_at_a_standstill(&self) -> (Arc<RedlockBackend>, Vec<Arc<Faulty>>, ManualClock) {
         let clock = ManualClock::new();
-        let options = QuorumOptions::new().longest_ttl(Duration::ZERO).clock(Arc::new(clock.clone()));
+        let options = RedlockOptions::new().longest_ttl(Duration::ZERO).clock(Arc::new(clock.clone()));
         let (quorum, links) = self.client_with(options);
         let to_compare_clocks = ask("before", Claim::EXCLUSIVE, Patience::Queue);
         assert!(is_granted(&quorum, &to_compare_clocks).await);
@@ -113,14 +114,14 @@ fn attempt(name: &str) -> Request {
     ask(name, Claim::EXCLUSIVE, Patience::Try)
 }
 
-async fn is_granted(quorum: &Quorum, request: &Request) -> bool {
+async fn is_granted(quorum: &RedlockBackend, request: &Request) -> bool {
     matches!(quorum.acquire(request).await.unwrap().value, Decision::Granted(_))
 }
 
 /// Five nodes, a bare majority of which has just granted `x` to a client whose clock stands still.
 struct JustGranted {
     nodes: Nodes,
-    quorum: Arc<Quorum>,
+    quorum: Arc<RedlockBackend>,
     links: Vec<Arc<Faulty>>,
     clock: ManualClock,
     request: Request,
@@ -169,7 +170,7 @@ async fn with_three_of_five_down_every_call_ends_soon_and_names_them() {
     links[2].cut();
     let hung = [BackendCall::Acquire, BackendCall::Renew, BackendCall::Release, BackendCall::List]
         .map(|call| links[4].hold_requests_of(call));
-    let locks = Leasehold::builder().open(Arc::<Quorum>::clone(&quorum)).unwrap();
+    let locks = Leasehold::builder().open(Arc::<RedlockBackend>::clone(&quorum)).unwrap();
     let bounded = time::timeout(Duration::from_secs(5), async {
         for wait in [Duration::ZERO, Duration::from_secs(60)] {
             let error = locks.mutex("x").wait(wait).acquire().await.unwrap_err();
@@ -200,7 +201,8 @@ async fn sixteen_waiters_each_get_their_turn_with_few_failed_rounds() {
     let mut waiters = JoinSet::new();
     let turns = Arc::new(AtomicUsize::new(0));
     for waiter in 0..WAITERS {
-        let locks = Leasehold::builder().open(Arc::<Quorum>::clone(&clients[waiter % clients.len()].0)).unwrap();
+        let locks =
+            Leasehold::builder().open(Arc::<RedlockBackend>::clone(&clients[waiter % clients.len()].0)).unwrap();
         let turns = Arc::clone(&turns);
         waiters.spawn(async move {
             for _ in 0..TURNS {
@@ -467,11 +469,11 @@ async fn a_semaphore_admits_no_more_than_it_has() {
 async fn a_node_that_was_restarted_does_not_vote_until_its_leases_are_over() {
     let clock = ManualClock::new();
     let shared: Arc<dyn Clock> = Arc::new(clock.clone());
-    let nodes: Vec<Member> = (0..3)
-        .map(|at| Member::new(format!("node-{at}"), Arc::new(MemoryBackend::private(Arc::clone(&shared)))))
+    let nodes: Vec<RedlockNode> = (0..3)
+        .map(|at| RedlockNode::new(format!("node-{at}"), Arc::new(MemoryBackend::private(Arc::clone(&shared)))))
         .collect();
-    let options = QuorumOptions::new().clock(shared).longest_ttl(Duration::from_secs(60));
-    let quorum = Quorum::new(nodes, options).unwrap();
+    let options = RedlockOptions::new().clock(shared).longest_ttl(Duration::from_secs(60));
+    let quorum = RedlockBackend::new(nodes, options).unwrap();
     let error = quorum.acquire(&attempt("x")).await.unwrap_err();
     let told = "each of them (began with an empty memory a short time ago and votes in 1m); ready in 1m: try again then, \
                 or use --connect-timeout 70s (and -w 70s or more, if any)";
@@ -493,9 +495,9 @@ async fn a_node_that_was_restarted_does_not_vote_until_its_leases_are_over() {
 async fn a_quorum_needs_an_odd_number_of_different_nodes() {
     let memory = || Arc::new(MemoryBackend::private(Arc::new(SystemClock)));
     let of = |nodes: Vec<Arc<MemoryBackend>>| {
-        let member = |node: Arc<MemoryBackend>| Member::new("node", node);
-        let options = QuorumOptions::new().longest_ttl(Duration::ZERO);
-        Quorum::new(nodes.into_iter().map(member).collect(), options)
+        let node = |node: Arc<MemoryBackend>| RedlockNode::new("node", node);
+        let options = RedlockOptions::new().longest_ttl(Duration::ZERO);
+        RedlockBackend::new(nodes.into_iter().map(node).collect(), options)
     };
     for wrong in [0, 1, 2, 4] {
         let error = of((0..wrong).map(|_| memory()).collect()).unwrap_err();
@@ -565,7 +567,7 @@ async fn a_node_that_hangs_is_left_alone_until_it_answers_again() {
 /// None of these reports how old its memory is.
 #[tokio::test]
 async fn nodes_of_unknown_age_have_no_vote() {
-    let (quorum, _links) = Nodes::new(3).client_with(QuorumOptions::new());
+    let (quorum, _links) = Nodes::new(3).client_with(RedlockOptions::new());
     let error = quorum.acquire(&attempt("x")).await.unwrap_err();
     assert!(error.to_string().contains("ACL SETUSER <user> +info"), "{error}");
     let findings = quorum.examine().await.unwrap();
@@ -578,7 +580,7 @@ async fn clients_that_disagree_on_the_longest_ttl_find_out() {
     let nodes = Nodes::new(3);
     let (first, _) = nodes.client();
     assert!(is_granted(&first, &attempt("x")).await);
-    let minute = || QuorumOptions::new().longest_ttl(Duration::from_secs(60));
+    let minute = || RedlockOptions::new().longest_ttl(Duration::from_secs(60));
     let (other, _) = nodes.client_with(minute());
     let error = other.acquire(&attempt("y")).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");

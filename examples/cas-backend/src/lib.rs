@@ -23,12 +23,12 @@ use async_trait::async_trait;
 use leasehold::{
     Error, Fence, Outcome, Resource, Result,
     backend::{
-        Answer, Backend, Decision, EventStream, Finding, Guarantees, HintSender, Hints, Incarnation, Inspect, Liveness,
-        News, OpenOptions, Opening, Reach, Renewal, Request, Selection, Severity, UrlOptions,
+        Answer, Backend, CollectedEffects, Decision, EventStream, Finding, Guarantees, HintSender, Hints, Incarnation,
+        Inspect, Liveness, OpenOptions, Opening, Reach, Renewal, Request, Selection, Severity, UrlOptions,
         model::{Context, Effects, Expiry, Presence, State},
         publish,
     },
-    lease::{EndedLease, Evicted, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Page, Released, Standing},
+    lease::{EndedLease, Evicted, HistoryFilter, LeaseId, LeaseKey, LeasePage, ListFilter, Names, Released, Standing},
 };
 use serde::{Deserialize, Serialize};
 
@@ -75,37 +75,37 @@ impl CasBackend {
         loop {
             let object = self.bucket.get(resource).await;
             let mut record = decode(resource, &object.bytes)?;
-            let mut news = News::new(&self.bucket.events);
+            let mut collected = CollectedEffects::new(&self.bucket.events);
             let answer = {
                 // The clock is the bucket's: those of its clients differ.
                 let (now, wall) = (self.bucket.clock.now(), self.bucket.clock.wall());
                 let context = Context { now, wall, presence: &|_| Presence::Present };
                 let mut effects = Effects::default();
                 let answer = rule(&mut record.state, &context, &mut effects);
-                publish(resource, &record.state, &mut effects, callers, &context, &mut news);
+                publish(resource, &record.state, &mut effects, callers, &context, &mut collected);
                 answer
             };
-            record.history.extend(news.ended.iter().map(|(_, ended)| ended.clone()));
+            record.history.extend(collected.ended.iter().map(|(_, ended)| ended.clone()));
             let too_many = record.history.len().saturating_sub(self.history);
             record.history.drain(..too_many);
             let bytes = serde_json::to_vec(&record).expect("every state can be written as JSON");
             if bytes == object.bytes || self.bucket.put_if(resource, object.version, bytes).await {
-                self.notify(&news);
+                self.notify(&collected);
                 return Ok(answer);
             }
         }
     }
 
     /// Sends hints while no lock is held: whoever is woken uses the store next.
-    fn notify(&self, news: &News) {
-        for (id, hint) in &news.hints {
+    fn notify(&self, collected: &CollectedEffects) {
+        for (id, hint) in &collected.hints {
             let instance = self.bucket.routes.lock().get(id).cloned();
             instance.inspect(|instance| instance.send(hint.clone()));
         }
-        for (id, _) in &news.ended {
+        for (id, _) in &collected.ended {
             self.bucket.routes.lock().remove(id);
         }
-        news.events.iter().for_each(|event| self.bucket.events.send(event));
+        collected.events.iter().for_each(|event| self.bucket.events.send(event));
     }
 }
 
@@ -169,7 +169,7 @@ impl Backend for CasBackend {
 
 #[async_trait]
 impl Inspect for CasBackend {
-    async fn list(&self, filter: &ListFilter) -> Result<Page> {
+    async fn list(&self, filter: &ListFilter) -> Result<LeasePage> {
         let Selection { names, next, .. } = filter.select(self.bucket.names().await);
         let mut leases = Vec::new();
         for name in &names {
@@ -179,7 +179,7 @@ impl Inspect for CasBackend {
             });
             leases.extend(records.await?);
         }
-        Ok(Page::new(leases, next))
+        Ok(LeasePage::new(leases, next))
     }
 
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {

@@ -4,7 +4,7 @@
 use std::{cell::Cell, ffi::OsString, fs, io::Write, os::unix::fs::OpenOptionsExt, path::Path, time::Duration};
 
 use leasehold::{
-    Detached, Error, Fence, LeaseHandle, Leasehold, Outcome, Resource, Ttl,
+    DetachedLease, Error, Fence, LeaseHandle, Leasehold, Outcome, Resource, Ttl,
     clock::{Clock, SystemClock},
     lease::Timestamp,
 };
@@ -110,7 +110,7 @@ impl<'a> AcquireCommand<'a> {
         .await?;
         match waited {
             Waited::Acquired { held, explained } => {
-                let Detached { handle, grant, waited, .. } = held;
+                let DetachedLease { handle, grant, waited, .. } = held;
                 let taken = Taken { handle, fence: grant.fence, waited, acquired_at: grant.acquired_at };
                 self.hand_over(&taken, explained).await
             }

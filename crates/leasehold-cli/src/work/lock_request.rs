@@ -140,7 +140,7 @@ impl LockRequest {
     ///
     /// # Cancel safety
     /// Dropping the future leaves no lease and no place in a queue behind.
-    pub(crate) async fn acquire_detached(&self, locks: &Leasehold) -> leasehold::Result<leasehold::Detached> {
+    pub(crate) async fn acquire_detached(&self, locks: &Leasehold) -> leasehold::Result<leasehold::DetachedLease> {
         self.lock(locks, &self.resource).acquire_detached().await
     }
 }

@@ -22,8 +22,8 @@ use leasehold::{
         Request,
     },
     lease::{
-        EndedLease, Evicted, HistoryFilter, LeaseKey, ListFilter, Names, Outcome, Page, Released, RunRecord, RunReport,
-        Standing,
+        EndedLease, Evicted, HistoryFilter, LeaseKey, LeasePage, ListFilter, Names, Outcome, Released, RunRecord,
+        RunReport, Standing,
     },
 };
 use tokio::time;
@@ -273,7 +273,7 @@ impl Inspect for Faulty {
         self.pass(BackendCall::Evict, || self.backend.evict(resource, expected, reason)).await
     }
 
-    async fn list(&self, filter: &ListFilter) -> Result<Page> {
+    async fn list(&self, filter: &ListFilter) -> Result<LeasePage> {
         self.pass(BackendCall::List, || self.backend.list(filter)).await
     }
 

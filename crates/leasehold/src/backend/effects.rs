@@ -24,7 +24,7 @@ pub trait Audience {
 /// An [`Audience`] that collects hints, events and history records, to be sent once the write has succeeded.
 #[derive(Debug, Default)]
 #[non_exhaustive]
-pub struct News {
+pub struct CollectedEffects {
     watched: bool,
     /// Hints, each to be sent to the instance that requested the lease with this id.
     pub hints: Vec<(LeaseId, Hint)>,
@@ -34,14 +34,14 @@ pub struct News {
     pub ended: Vec<(LeaseId, EndedLease)>,
 }
 
-impl News {
+impl CollectedEffects {
     /// Creates an empty collection. It collects events only if somebody watches `events`.
     pub fn new(events: &EventHub) -> Self {
         Self { watched: !events.is_idle(), ..Self::default() }
     }
 }
 
-impl Audience for News {
+impl Audience for CollectedEffects {
     fn hint(&mut self, id: LeaseId, hint: Hint) {
         self.hints.push((id, hint));
     }

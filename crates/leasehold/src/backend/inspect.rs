@@ -6,8 +6,8 @@ use super::EventStream;
 use crate::{
     Error, Result,
     lease::{
-        EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, LeaseRecord, ListFilter, Names, Page, Resource, RunRecord,
-        RunReport,
+        EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, LeasePage, LeaseRecord, ListFilter, Names, Resource,
+        RunRecord, RunReport,
     },
 };
 
@@ -16,7 +16,7 @@ use crate::{
 pub trait Inspect {
     /// Lists live leases and queue positions, sorted by name. For each name, holders come first, then waiters in queue
     /// order.
-    async fn list(&self, filter: &ListFilter) -> Result<Page>;
+    async fn list(&self, filter: &ListFilter) -> Result<LeasePage>;
 
     /// Returns the lease with this key and fence; `None` if it is not held.
     ///

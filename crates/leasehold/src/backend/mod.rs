@@ -46,7 +46,7 @@
 //!
 //! Helpers for all backends:
 //! [`Backoff`], [`HintSender`], [`EventHub`], [`Coalescer`], [`publish`]
-//! (turns the effects of an operation into hints, events and history), [`News`]
+//! (turns the effects of an operation into hints, events and history), [`CollectedEffects`]
 //! (collects these until a write has succeeded), [`UrlOptions`] and [`RunTable`].
 //! [`backends::register`](crate::backends::register) adds a URL scheme from outside this crate.
 
@@ -71,7 +71,7 @@ use async_trait::async_trait;
 pub use self::{
     backoff::Backoff,
     coalesce::Coalescer,
-    effects::{Audience, News, publish},
+    effects::{Audience, CollectedEffects, publish},
     events::{EventHub, EventStream, Missed},
     guarantees::{Guarantees, Liveness, Reach},
     hints::{Hint, HintDelivery, HintSender, Hints},

@@ -27,7 +27,7 @@ const RENEW_LIMIT: Duration = Duration::from_secs(3);
 /// Pass it to the work that the lease protects.
 ///
 /// # When you lose it
-/// The lease is renewed automatically, unless it is [detached](crate::Detached). If no renewal succeeds before the
+/// The lease is renewed automatically, unless it is [detached](crate::DetachedLease). If no renewal succeeds before the
 /// deadline, or the backend reports that the lease is gone, [`check`](Self::check) fails and [`lost`](Self::lost)
 /// completes, both *before* a backend with a ttl can grant it to another holder. A process can still be stopped between
 /// a check and a write: send the [`fence`](Self::fence) with each write, so that the store can refuse one that comes

@@ -72,7 +72,7 @@ impl ListFilter {
 pub struct Selection {
     /// Their names, sorted.
     pub names: Vec<Resource>,
-    /// The last name on this page, if more follow; see [`Page::next`](super::Page::next).
+    /// The last name on this page, if more follow; see [`LeasePage::next`](super::LeasePage::next).
     pub next: Option<Resource>,
 }
 

@@ -29,7 +29,7 @@ pub use holder::Holder;
 pub use key::{LeaseHandle, LeaseId, LeaseKey};
 pub use outcome::{Ending, Outcome, Problem};
 pub(crate) use random::random_u64;
-pub use record::{EndedLease, Event, EventKind, HistoryPage, LeaseRecord, LeaseState, Page};
+pub use record::{EndedLease, Event, EventKind, HistoryPage, LeasePage, LeaseRecord, LeaseState};
 pub use request::Metadata;
 pub(crate) use request::{Lifetime, Patience, Renewal, Request};
 pub use resource::Resource;

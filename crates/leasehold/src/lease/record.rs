@@ -149,14 +149,14 @@ impl HistoryPage {
 /// A page of live leases.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
-pub struct Page {
+pub struct LeasePage {
     /// The leases that were found.
     pub leases: Vec<LeaseRecord>,
     /// The last resource on this page, if more follow. Use it as the `after` of the next page.
     pub next: Option<Resource>,
 }
 
-impl Page {
+impl LeasePage {
     /// Creates a page of these leases. `next` is the last resource on it, if more follow.
     pub const fn new(leases: Vec<LeaseRecord>, next: Option<Resource>) -> Self {
         Self { leases, next }

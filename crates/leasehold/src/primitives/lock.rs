@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::lock_options::{Detached, LockOptions, lock_options, sharing_option};
+use super::lock_options::{DetachedLease, LockOptions, lock_options, sharing_option};
 use crate::{
     Error, Leasehold, Result,
     engine::{Attempt, Guard, Lease},
@@ -217,12 +217,12 @@ impl Lock {
     /// Waits for the lock and returns a lease that can be handed to another process.
     ///
     /// The lease is neither renewed nor released automatically. It outlives this process, by its ttl at most.
-    pub async fn acquire_detached(&self) -> Result<Detached> {
+    pub async fn acquire_detached(&self) -> Result<DetachedLease> {
         self.options.detached(self.claim()?).await
     }
 
     /// Like [`acquire_detached`](Self::acquire_detached) without waiting; returns `None` if the lock is busy.
-    pub async fn try_acquire_detached(&self) -> Result<Option<Detached>> {
+    pub async fn try_acquire_detached(&self) -> Result<Option<DetachedLease>> {
         self.options.try_detached(self.claim()?).await
     }
 }

@@ -14,7 +14,7 @@ use crate::{
 /// It ends when its ttl runs out.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Detached {
+pub struct DetachedLease {
     /// The lease as this process knows it. If the lease is evicted, or renewed or released by its handle, in this
     /// process or another, this view does not change until the next [`renew`](Lease::renew).
     pub lease: Lease,
@@ -26,7 +26,7 @@ pub struct Detached {
     pub waited: Duration,
 }
 
-impl Detached {
+impl DetachedLease {
     /// Releases the lease and records how the work ended.
     ///
     /// # Errors
@@ -166,18 +166,18 @@ impl LockOptions {
         }
     }
 
-    pub(crate) async fn detached(&self, claim: Claim) -> Result<Detached> {
+    pub(crate) async fn detached(&self, claim: Claim) -> Result<DetachedLease> {
         match self.get_detached(claim, self.wait).await? {
             Ok(detached) => Ok(detached),
             Err(busy) => Err(Error::busy(&self.resource, self.locks.engine().kind, busy)),
         }
     }
 
-    pub(crate) async fn try_detached(&self, claim: Claim) -> Result<Option<Detached>> {
+    pub(crate) async fn try_detached(&self, claim: Claim) -> Result<Option<DetachedLease>> {
         Ok(self.get_detached(claim, Wait::No).await?.ok())
     }
 
-    async fn get_detached(&self, claim: Claim, wait: Wait) -> Result<Result<Detached, Busy>> {
+    async fn get_detached(&self, claim: Claim, wait: Wait) -> Result<Result<DetachedLease, Busy>> {
         if self.max_hold.is_some() {
             return Err(Error::invalid_config("max_hold does not apply to detached leases; set ttl"));
         }
@@ -190,7 +190,7 @@ impl LockOptions {
         // The grant may be most of a ttl old by now. Whoever gets the handle gets the whole ttl.
         guard.renew(ttl.get()).await?;
         let lease = guard.detach();
-        Ok(Ok(Detached {
+        Ok(Ok(DetachedLease {
             handle: lease.handle(),
             grant: Grant::new(lease.fence(), lease.acquired_at()),
             waited: lease.waited(),

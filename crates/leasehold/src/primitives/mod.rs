@@ -12,5 +12,5 @@ pub use self::{
     candidate::Candidate,
     election::{Election, Leader, Observer},
     lock::Lock,
-    lock_options::Detached,
+    lock_options::DetachedLease,
 };

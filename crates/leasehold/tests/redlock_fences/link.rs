@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use leasehold::{
     Error, Fence, Resource, Result,
     backend::{Answer, Backend, Decision, EventStream, Finding, Guarantees, Hints, Inspect, Renewal, Request},
-    lease::{EndedLease, Evicted, HistoryFilter, LeaseKey, ListFilter, Names, Outcome, Page, Released, Standing},
+    lease::{EndedLease, Evicted, HistoryFilter, LeaseKey, LeasePage, ListFilter, Names, Outcome, Released, Standing},
 };
 use leasehold_testkit::Dice;
 use parking_lot::Mutex;
@@ -106,7 +106,7 @@ impl Inspect for Link {
         self.node.backend().evict(resource, expected, reason).await
     }
 
-    async fn list(&self, filter: &ListFilter) -> Result<Page> {
+    async fn list(&self, filter: &ListFilter) -> Result<LeasePage> {
         self.node.backend().list(filter).await
     }
 

@@ -16,7 +16,7 @@ use std::{sync::Arc, thread, time::Duration};
 use leasehold::{
     Fence, Holder, Resource, Ttl,
     backend::{Backend, Decision, Patience, Renewal, Request},
-    backends::redlock::{Member, Quorum, QuorumOptions},
+    backends::redlock::{RedlockBackend, RedlockNode, RedlockOptions},
     clock::Clock,
     lease::{Claim, LeaseId, LeaseKey, Outcome, Standing},
 };
@@ -76,7 +76,7 @@ async fn trouble(nodes: Vec<Arc<SimulatedNode>>, seed: u64) {
 }
 
 struct Client {
-    quorum: Quorum,
+    quorum: RedlockBackend,
     links: Vec<Arc<Link>>,
     clock: Arc<SimClock>,
     dice: Dice,
@@ -187,11 +187,11 @@ impl Client {
     }
 }
 
-fn quorum(links: &[Arc<Link>], clock: &Arc<SimClock>) -> Quorum {
-    let member = |(at, link): (usize, &Arc<Link>)| Member::new(format!("node-{at}"), Arc::<Link>::clone(link));
-    let members = links.iter().enumerate().map(member).collect();
+fn quorum(links: &[Arc<Link>], clock: &Arc<SimClock>) -> RedlockBackend {
+    let node = |(at, link): (usize, &Arc<Link>)| RedlockNode::new(format!("node-{at}"), Arc::<Link>::clone(link));
+    let nodes = links.iter().enumerate().map(node).collect();
     let clock: Arc<dyn Clock> = Arc::<SimClock>::clone(clock);
-    Quorum::new(members, QuorumOptions::new().longest_ttl(TTL).clock(clock)).unwrap()
+    RedlockBackend::new(nodes, RedlockOptions::new().longest_ttl(TTL).clock(clock)).unwrap()
 }
 
 /// Two worlds at a time: the machine has two cores.

@@ -21,7 +21,8 @@ use leasehold::{
     },
     backends::memory::MemoryBackend,
     lease::{
-        EndedLease, Evicted, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Outcome, Page, Released, Standing,
+        EndedLease, Evicted, HistoryFilter, LeaseId, LeaseKey, LeasePage, ListFilter, Names, Outcome, Released,
+        Standing,
     },
 };
 use leasehold_conformance::BackendCall;
@@ -229,7 +230,7 @@ impl Inspect for Scripted {
         self.memory.evict(resource, expected, reason).await
     }
 
-    async fn list(&self, filter: &ListFilter) -> Result<Page> {
+    async fn list(&self, filter: &ListFilter) -> Result<LeasePage> {
         self.memory.list(filter).await
     }
 

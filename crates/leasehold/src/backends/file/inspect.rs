@@ -15,7 +15,7 @@ use super::{
 use crate::{
     Error, Result,
     backend::EventStream,
-    lease::{LeaseRecord, ListFilter, Names, Page, Resource},
+    lease::{LeasePage, LeaseRecord, ListFilter, Names, Resource},
     model::{Context, Presence},
 };
 
@@ -30,11 +30,11 @@ impl FileInstance {
     }
 
     /// One page of live leases. Each resource is settled first, which ends the leases of dead processes.
-    pub(super) fn page(&self, filter: &ListFilter) -> Result<Page> {
+    pub(super) fn page(&self, filter: &ListFilter) -> Result<LeasePage> {
         if self.is_removed() {
             return Err(self.own_presence.removed_error());
         }
-        let mut page = Page::default();
+        let mut page = LeasePage::default();
         let mut listed = 0;
         let mut last = None;
         for resource in self.resources(filter)? {

@@ -64,8 +64,8 @@ use crate::{
         Reach,
     },
     lease::{
-        Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseId, LeaseKey, Lifetime,
-        ListFilter, Names, Outcome, Page, Released, Renewal, Request, Resource, RunRecord, RunReport, Standing,
+        Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseId, LeaseKey, LeasePage,
+        Lifetime, ListFilter, Names, Outcome, Released, Renewal, Request, Resource, RunRecord, RunReport, Standing,
     },
     model::Expiry,
     threads::{callers_runtime, on_own_thread},
@@ -325,7 +325,7 @@ impl Inspect for FileBackend {
         self.run(evict).await
     }
 
-    async fn list(&self, filter: &ListFilter) -> Result<Page> {
+    async fn list(&self, filter: &ListFilter) -> Result<LeasePage> {
         let filter = filter.clone();
         self.run_blocking(move |instance| instance.page(&filter)).await
     }

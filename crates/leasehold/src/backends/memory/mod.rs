@@ -20,7 +20,7 @@ use crate::{
     },
     clock::Clock,
     lease::{
-        Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, ListFilter, Names, Outcome, Page,
+        Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, LeasePage, ListFilter, Names, Outcome,
         Released, Renewal, Request, Resource, RunRecord, RunReport, Standing,
     },
 };
@@ -135,7 +135,7 @@ impl Inspect for MemoryBackend {
         Ok(self.store.evict(resource, expected, reason))
     }
 
-    async fn list(&self, filter: &ListFilter) -> Result<Page> {
+    async fn list(&self, filter: &ListFilter) -> Result<LeasePage> {
         Ok(self.store.list(filter))
     }
 

@@ -18,8 +18,8 @@ use crate::{
     backend::{EventHub, EventStream, HintSender, RunTable, Selection},
     clock::Clock,
     lease::{
-        Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseId, LeaseKey, LeaseRecord, ListFilter,
-        Moment, Names, Outcome, Page, Released, Renewal, Request, Resource, RunRecord, RunReport, Standing,
+        Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseId, LeaseKey, LeasePage, LeaseRecord,
+        ListFilter, Moment, Names, Outcome, Released, Renewal, Request, Resource, RunRecord, RunReport, Standing,
     },
     model::{Context, Effects, Expiry, Presence},
 };
@@ -123,9 +123,9 @@ impl Store {
         self.enter(resource, &[], |slot, context, effects| slot.state.evict(expected, reason, context, effects))
     }
 
-    pub(super) fn list(&self, filter: &ListFilter) -> Page {
+    pub(super) fn list(&self, filter: &ListFilter) -> LeasePage {
         let Selection { names, next } = filter.select(self.names(&filter.names));
-        Page::new(names.iter().flat_map(|name| self.records(name)).collect(), next)
+        LeasePage::new(names.iter().flat_map(|name| self.records(name)).collect(), next)
     }
 
     pub(super) fn history(&self, filter: &HistoryFilter) -> Vec<EndedLease> {

@@ -16,8 +16,8 @@ use crate::{
     Result,
     backend::{EventStream, Finding, Inspect, RunTable},
     lease::{
-        EndedLease, Evicted, Fence, HistoryFilter, Holder, ListFilter, Names, Page, Resource, RunRecord, RunReport,
-        micros,
+        EndedLease, Evicted, Fence, HistoryFilter, Holder, LeasePage, ListFilter, Names, Resource, RunRecord,
+        RunReport, micros,
     },
 };
 
@@ -52,7 +52,7 @@ impl Inspect for PostgresBackend {
         answer.verdict.and_then(Verdict::evicted).map_err(Failure::error)
     }
 
-    async fn list(&self, filter: &ListFilter) -> Result<Page> {
+    async fn list(&self, filter: &ListFilter) -> Result<LeasePage> {
         let (exactly, prefix) = exact_and_prefix(&filter.names);
         let limit = i64::try_from(filter.limit).unwrap_or(i64::MAX);
         let after = filter.after.as_ref().map(Resource::as_str);
@@ -84,7 +84,7 @@ impl Inspect for PostgresBackend {
         });
         let next = cut.and(last.cloned());
         leases.truncate(cut.unwrap_or(leases.len()));
-        Ok(Page { leases, next })
+        Ok(LeasePage { leases, next })
     }
 
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {

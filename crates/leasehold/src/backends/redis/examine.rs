@@ -9,7 +9,7 @@ use super::{
     RedisBackend, Topology,
     connection::{Router, SendError},
     decode,
-    options::{RedisOptions, Remember},
+    options::{HistoryLevel, RedisOptions},
 };
 use crate::{
     Result,
@@ -67,7 +67,7 @@ impl RedisBackend {
 
     async fn try_everything(&self) -> Result<()> {
         // What only doctor asked for is not worth a line in the history.
-        let options = RedisOptions { history: Remember::Nothing, ..(*self.shared.options).clone() };
+        let options = RedisOptions { history: HistoryLevel::Off, ..(*self.shared.options).clone() };
         let probe = Self::open(options).await?;
         let id = LeaseId::random();
         let resource = Resource::new(format!("leasehold:doctor:{id}"))?;

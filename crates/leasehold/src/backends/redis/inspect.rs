@@ -17,7 +17,7 @@ use super::{
 use crate::{
     Result,
     backend::EventStream,
-    lease::{EndedLease, Evicted, Fence, HistoryFilter, LeaseRecord, ListFilter, Names, Page, Problem, Resource},
+    lease::{EndedLease, Evicted, Fence, HistoryFilter, LeasePage, LeaseRecord, ListFilter, Names, Problem, Resource},
 };
 
 /// The most resources that one call asks about, so that no call keeps the server busy for long.
@@ -28,13 +28,13 @@ const ENTRIES_AT_ONCE: usize = 1000;
 const HISTORY_AT_ONCE: usize = 100;
 
 impl Shared {
-    pub(super) async fn page(&self, filter: &ListFilter) -> Result<Page> {
+    pub(super) async fn page(&self, filter: &ListFilter) -> Result<LeasePage> {
         let names = match &filter.names {
             Names::Exactly(resource) => vec![resource.clone()],
             Names::All | Names::Prefix(_) => self.names(filter).await?,
         };
         let selection = filter.select(names);
-        Ok(Page { leases: self.records(&selection.names).await?, next: selection.next })
+        Ok(LeasePage { leases: self.records(&selection.names).await?, next: selection.next })
     }
 
     /// The names that have live leases. Every name is read, a few hundred in a call: the hash has no order.

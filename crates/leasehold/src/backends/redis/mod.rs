@@ -35,7 +35,9 @@ use async_trait::async_trait;
 use tokio::{sync::Mutex, time};
 use uuid::Uuid;
 
-pub use self::options::{Address, Credentials, Durability, Identity, RedisOptions, Remember, Tls, Topology};
+pub use self::options::{
+    Address, ClientCertificate, Credentials, Durability, HistoryLevel, RedisOptions, Tls, Topology,
+};
 use self::{
     connection::Router,
     durable::Durable,
@@ -52,8 +54,8 @@ use crate::{
         Performed, Reach,
     },
     lease::{
-        Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseKey, ListFilter, Names, Outcome,
-        Page, Released, Renewal, Request, Resource, RunRecord, RunReport, Standing,
+        Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseKey, LeasePage, ListFilter,
+        Names, Outcome, Released, Renewal, Request, Resource, RunRecord, RunReport, Standing,
     },
 };
 
@@ -158,7 +160,7 @@ impl Inspect for RedisBackend {
         self.shared.evict(resource, expected, reason).await
     }
 
-    async fn list(&self, filter: &ListFilter) -> Result<Page> {
+    async fn list(&self, filter: &ListFilter) -> Result<LeasePage> {
         self.shared.page(filter).await
     }
 

@@ -38,7 +38,7 @@ pub struct RedisOptions {
     /// How long to wait for the answer to a command before its outcome counts as unknown; 2 s by default.
     pub answer_limit: Duration,
     /// Which ended leases the history keeps; all by default.
-    pub history: Remember,
+    pub history: HistoryLevel,
     /// Where a grant must be stored before it counts; in the server's memory by default.
     pub durability: Durability,
     /// Decides instead of the server's clock: for tests that move time.
@@ -121,21 +121,21 @@ pub struct Tls {
     /// Trusted CA certificates, as PEM; the machine's own list by default.
     pub ca: Option<Vec<u8>>,
     /// The client certificate and its key, for servers that require one; none by default.
-    pub identity: Option<Identity>,
+    pub client_certificate: Option<ClientCertificate>,
 }
 
 /// A client certificate and its key, as PEM.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Identity {
+pub struct ClientCertificate {
     /// The certificate.
     pub certificate: Vec<u8>,
     /// The private key; `Debug` hides it.
     pub key: Vec<u8>,
 }
 
-impl Identity {
-    /// Creates an identity from a certificate and its key, as PEM.
+impl ClientCertificate {
+    /// Takes a certificate and its private key, both as PEM.
     pub fn new(certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         Self { certificate: certificate.into(), key: key.into() }
     }
@@ -143,26 +143,29 @@ impl Identity {
 
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tls").field("ca", &self.ca.is_some()).field("identity", &self.identity.is_some()).finish()
+        f.debug_struct("Tls")
+            .field("ca", &self.ca.is_some())
+            .field("client_certificate", &self.client_certificate.is_some())
+            .finish()
     }
 }
 
-impl fmt::Debug for Identity {
+impl fmt::Debug for ClientCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Identity(…)")
+        f.write_str("ClientCertificate(…)")
     }
 }
 
 /// Which ended leases the history keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Remember {
+pub enum HistoryLevel {
     /// All.
     All,
     /// Failures, which are all endings except `released` and `cancelled`.
     Problems,
     /// None.
-    Nothing,
+    Off,
 }
 
 /// Where a grant must be stored before it counts.
@@ -203,7 +206,7 @@ impl RedisOptions {
             namespace: namespace.to_owned(),
             connect_limit: Duration::from_secs(3),
             answer_limit: Duration::from_secs(2),
-            history: Remember::All,
+            history: HistoryLevel::All,
             durability: Durability::None,
             clock: None,
         }

@@ -2,7 +2,7 @@
 
 use std::{env, fs, time::Duration};
 
-use super::options::{Address, Durability, Identity, RedisOptions, Remember, Tls, Topology};
+use super::options::{Address, ClientCertificate, Durability, HistoryLevel, RedisOptions, Tls, Topology};
 use crate::{
     Error, Result,
     backend::{UrlOptions, options::percent_decoded},
@@ -118,9 +118,9 @@ fn read(options: &mut RedisOptions, parameters: &mut UrlOptions) -> Result<()> {
         options.answer_limit = limit;
     }
     let history = parameters.take_with("history", "all, problems or off", |text| match text {
-        "all" => Some(Remember::All),
-        "problems" => Some(Remember::Problems),
-        "off" => Some(Remember::Nothing),
+        "all" => Some(HistoryLevel::All),
+        "problems" => Some(HistoryLevel::Problems),
+        "off" => Some(HistoryLevel::Off),
         _ => None,
     })?;
     let durability = parameters.take_with("durability", "none, replicas:N or aof", |text| {
@@ -139,8 +139,8 @@ fn read(options: &mut RedisOptions, parameters: &mut UrlOptions) -> Result<()> {
 fn read_tls(tls: &mut Tls, parameters: &mut UrlOptions) -> Result<()> {
     let mut pem = |name: &str| parameters.take_text(name).map(|path| read_file(name, &path)).transpose();
     tls.ca = pem("ca")?;
-    tls.identity = match (pem("cert")?, pem("key")?) {
-        (Some(certificate), Some(key)) => Some(Identity { certificate, key }),
+    tls.client_certificate = match (pem("cert")?, pem("key")?) {
+        (Some(certificate), Some(key)) => Some(ClientCertificate { certificate, key }),
         (None, None) => None,
         _ => return Err(invalid("cert= and key= belong together")),
     };
@@ -273,7 +273,7 @@ mod tests {
     fn parameters_are_read_and_unknown_ones_named() {
         let options = parse("redis://h?answer_limit=500ms&history=problems&durability=replicas:2").unwrap();
         assert_eq!(options.answer_limit, Duration::from_millis(500));
-        assert_eq!((options.history, options.durability), (Remember::Problems, Durability::Replicas(2)));
+        assert_eq!((options.history, options.durability), (HistoryLevel::Problems, Durability::Replicas(2)));
         assert_eq!(parse("redis://h?prefix=app:locks:").unwrap().prefix, "app:locks:");
         assert!(parse("redis://h?prefix={a}").is_err());
         assert!(parse("redis://h?timeout=1").unwrap_err().to_string().contains("answer_limit"));

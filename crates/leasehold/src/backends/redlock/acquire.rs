@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    QuorumShared,
+    RedlockShared,
     leases::{LeasePhase, RoundLock, Tracked},
     queue::{self, Progress},
     release, repair,
@@ -19,7 +19,7 @@ use crate::{
 ///
 /// # Cancel safety
 /// If the future is dropped, a task gives everything back.
-pub(super) async fn acquire(shared: &Arc<QuorumShared>, request: &Request) -> Result<Decision> {
+pub(super) async fn acquire(shared: &Arc<RedlockShared>, request: &Request) -> Result<Decision> {
     shared.nodes.options().check_ttl(request.ttl, &request.key.resource)?;
     shared.agreement.check(&shared.nodes).await?;
     let undo = release::Undo::new(shared, &request.key, &Outcome::Cancelled);
@@ -46,7 +46,7 @@ pub(super) async fn acquire(shared: &Arc<QuorumShared>, request: &Request) -> Re
 
 /// A request for a lease, and the lock that keeps others from a round for it.
 struct Asking<'a> {
-    shared: &'a Arc<QuorumShared>,
+    shared: &'a Arc<RedlockShared>,
     tracked: &'a Arc<Tracked>,
     patience: Patience,
     round_lock: RoundLock,

@@ -1,4 +1,4 @@
-//! All who use a quorum agree on `longest_ttl`, or find out.
+//! All clients of the same nodes agree on `longest_ttl`, or find out.
 //!
 //! A node that lost its memory stays silent for the longest ttl that anyone
 //! uses. So everyone holds one lease more on each node: a permit of a semaphore
@@ -17,7 +17,7 @@ use crate::{
     lease::{Brief, Claim, Decision, Holder, LeaseId, LeaseKey, Lifetime, Moment, Patience, Request, Resource, Ttl},
 };
 
-/// The name of the semaphore; nobody sees it in lists of a quorum.
+/// The name of the semaphore; no list of `redlock:` shows it.
 pub(super) const NAME: &str = "leasehold:redlock:longest_ttl";
 
 /// How soon to ask again while another instance uses the nodes with another `longest_ttl`.

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use tokio::runtime::Handle;
 
 use super::{
-    QuorumShared,
+    RedlockShared,
     calls::{Calls, NextAnswer},
     errors,
     leases::{RoundLock, Tracked},
@@ -55,7 +55,7 @@ pub(super) struct FirstVotes {
 }
 
 impl Batches {
-    pub(super) fn new(shared: Weak<QuorumShared>, runtime: Handle) -> Self {
+    pub(super) fn new(shared: Weak<RedlockShared>, runtime: Handle) -> Self {
         Self(Coalescer::new(runtime, MAX_JOBS, IN_FLIGHT, move |jobs| {
             let shared = shared.upgrade();
             async move {
@@ -105,7 +105,7 @@ struct Batch {
 }
 
 impl Batch {
-    fn send(shared: &QuorumShared, jobs: Vec<LeaseJob>) -> Self {
+    fn send(shared: &RedlockShared, jobs: Vec<LeaseJob>) -> Self {
         let nodes = &shared.nodes;
         let (queue_node, reachable) = (nodes.queue_node(), nodes.reachable());
         let chosen = nodes.first_choice(queue_node);
@@ -164,7 +164,7 @@ impl Batch {
         batch
     }
 
-    fn ask(&mut self, shared: &QuorumShared, at: usize, operations: Vec<Operation>) {
+    fn ask(&mut self, shared: &RedlockShared, at: usize, operations: Vec<Operation>) {
         let node = Arc::clone(shared.nodes.get(at));
         self.pending.push(at);
         let call = async move {
@@ -182,7 +182,7 @@ impl Batch {
     }
 
     /// Waits for the answers of all nodes; no longer than the limit for those that others can stand in for.
-    async fn finish(mut self, shared: &QuorumShared) -> Vec<Result<Done>> {
+    async fn finish(mut self, shared: &RedlockShared) -> Vec<Result<Done>> {
         let nodes = &shared.nodes;
         self.calls.limit(&nodes.watchdog, nodes.limit());
         let mut is_extended = false;

@@ -151,7 +151,7 @@ where
     }
 }
 
-/// Watches the time of all calls of a quorum, in one task that lives while there are any.
+/// Watches the time of all calls of a backend, in one task that lives while there are any.
 pub(super) struct Watchdog {
     clock: Arc<dyn Clock>,
     runtime: Handle,

@@ -15,7 +15,7 @@ use std::{
 
 use futures_core::Stream;
 
-use super::{QuorumShared, agreement, inspect::LeaseIdentity, leases::Tag, node::probe_renewal, vote::most_common};
+use super::{RedlockShared, agreement, inspect::LeaseIdentity, leases::Tag, node::probe_renewal, vote::most_common};
 use crate::{
     Result,
     backend::{EventStream, Missed},
@@ -26,7 +26,7 @@ use crate::{
 /// How far apart nodes may date one ending: message delay and clock skew.
 const SPREAD: Duration = FENCE_LEAD;
 
-pub(super) async fn history(shared: &QuorumShared, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
+pub(super) async fn history(shared: &RedlockShared, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
     let nodes = &shared.nodes;
     // Records just outside the time asked for may belong to leases inside it, and the other way round.
     let mut wider = HistoryFilter {
@@ -58,7 +58,7 @@ pub(super) async fn history(shared: &QuorumShared, filter: &HistoryFilter) -> Re
 /// A node is asked for no more than this.
 const MAX_RECORDS: usize = 100_000;
 
-fn each_once(shared: &QuorumShared, found: Vec<(usize, Vec<EndedLease>)>) -> Vec<EndedLease> {
+fn each_once(shared: &RedlockShared, found: Vec<(usize, Vec<EndedLease>)>) -> Vec<EndedLease> {
     let nodes = &shared.nodes;
     let silent = nodes.len() - found.len();
     let mut seen: BTreeMap<(Resource, LeaseIdentity), Vec<EndedLease>> = BTreeMap::new();
@@ -101,7 +101,7 @@ fn merged(mut records: Vec<EndedLease>, silent: usize, majority: usize) -> Optio
 /// That node reports a grant when it makes it. Whether a majority follows is seen in a listing, and so is the fence in
 /// the rare case that it was raised. A queue node that was away reports a lease that it is given back as a grant. When
 /// another node takes its place, events may have been missed.
-pub(super) async fn watch(shared: &Arc<QuorumShared>, names: Names) -> Result<EventStream> {
+pub(super) async fn watch(shared: &Arc<RedlockShared>, names: Names) -> Result<EventStream> {
     let answers = shared
         .nodes
         .query_all(|backend| {
@@ -122,7 +122,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 type Look = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Waits a while, then asks all nodes, so that it is known which of them answer.
-fn look(shared: Arc<QuorumShared>) -> Look {
+fn look(shared: Arc<RedlockShared>) -> Look {
     Box::pin(async move {
         let clock = shared.nodes.clock();
         clock.sleep_until(clock.now().after(LOOK_EVERY)).await;
@@ -133,7 +133,7 @@ fn look(shared: Arc<QuorumShared>) -> Look {
 }
 
 struct Follower {
-    shared: Arc<QuorumShared>,
+    shared: Arc<RedlockShared>,
     streams: Vec<(usize, EventStream)>,
     /// The node whose events are passed on.
     followed: Option<usize>,

@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{
-    QuorumShared, agreement,
+    RedlockShared, agreement,
     leases::Tag,
     node::{Abstention, probe_renewal},
     nodes::Nodes,
@@ -21,7 +21,7 @@ use crate::{
     Error, Result,
     backend::{Backend, Finding, Severity},
     lease::{
-        Brief, Claim, Evicted, Fence, LeaseKey, LeaseRecord, LeaseState, ListFilter, Names, Page, Resource, Shape,
+        Brief, Claim, Evicted, Fence, LeaseKey, LeasePage, LeaseRecord, LeaseState, ListFilter, Names, Resource, Shape,
     },
 };
 
@@ -29,7 +29,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LeaseIdentity {
     Tagged(Tag),
-    /// A lease that did not come through a quorum: the node, and which one there.
+    /// A lease that was requested at a node directly: the node, and which lease there.
     Untagged(usize, usize),
 }
 
@@ -75,7 +75,7 @@ impl Sightings {
 }
 
 /// All leases that the nodes show, each once.
-pub(super) fn sightings(found: Vec<(usize, Page)>) -> BTreeMap<(Resource, LeaseIdentity), Sightings> {
+pub(super) fn sightings(found: Vec<(usize, LeasePage)>) -> BTreeMap<(Resource, LeaseIdentity), Sightings> {
     let mut seen: BTreeMap<(Resource, LeaseIdentity), Sightings> = BTreeMap::new();
     for (at, page) in found {
         let shown = page.leases.into_iter().filter(|record| record.resource.as_str() != agreement::NAME);
@@ -91,7 +91,7 @@ pub(super) fn sightings(found: Vec<(usize, Page)>) -> BTreeMap<(Resource, LeaseI
 /// The sum over all leases of the most units that any node shows.
 ///
 /// Entries of another shape cannot have a majority, since a node stores one shape for a name.
-pub(super) fn units_taken(found: Vec<(usize, Page)>, shape: Shape) -> u64 {
+pub(super) fn units_taken(found: Vec<(usize, LeasePage)>, shape: Shape) -> u64 {
     let most_units = |seen: &Sightings| {
         let claims = seen.holding().map(|(_, _, record)| record.claim).filter(|claim| claim.shape() == shape);
         claims.map(Claim::units).max().unwrap_or_default()
@@ -99,7 +99,7 @@ pub(super) fn units_taken(found: Vec<(usize, Page)>, shape: Shape) -> u64 {
     sightings(found).values().map(|seen| u64::from(most_units(seen))).sum()
 }
 
-pub(super) async fn list(shared: &QuorumShared, filter: &ListFilter) -> Result<Page> {
+pub(super) async fn list(shared: &RedlockShared, filter: &ListFilter) -> Result<LeasePage> {
     let nodes = &shared.nodes;
     let answers = nodes.query_all(|backend| async move { backend.list(filter).await }).await;
     let found = nodes.require_majority("listing on redlock", answers)?;
@@ -120,11 +120,11 @@ pub(super) async fn list(shared: &QuorumShared, filter: &ListFilter) -> Result<P
         .filter(|((name, _), _)| names.contains(name))
         .filter_map(|(_, seen)| seen.merged(silent, nodes.majority(), queue_node))
         .collect();
-    Ok(Page { leases: in_order(merged), next })
+    Ok(LeasePage { leases: in_order(merged), next })
 }
 
 /// The leases and positions of this resource, of each node that answers; fails without a majority.
-async fn list_one(nodes: &Nodes, resource: &Resource, doing: &str) -> Result<Vec<(usize, Page)>> {
+async fn list_one(nodes: &Nodes, resource: &Resource, doing: &str) -> Result<Vec<(usize, LeasePage)>> {
     let filter = &ListFilter::new(Names::Exactly(resource.clone()));
     let answers = nodes.query_all(|backend| async move { backend.list(filter).await }).await;
     nodes.require_majority(&format!("{doing} on {resource} on redlock"), answers)
@@ -133,7 +133,7 @@ async fn list_one(nodes: &Nodes, resource: &Resource, doing: &str) -> Result<Vec
 /// The lease with this key, if a majority of nodes that vote hold it.
 ///
 /// It is found by its tag: a node that was given the lease later, after a restart, numbers it otherwise.
-pub(super) async fn find(shared: &QuorumShared, key: &LeaseKey, fence: Fence) -> Result<Option<LeaseRecord>> {
+pub(super) async fn find(shared: &RedlockShared, key: &LeaseKey, fence: Fence) -> Result<Option<LeaseRecord>> {
     let (nodes, resource) = (&shared.nodes, &key.resource);
     learn_incarnations(nodes).await;
     let found = list_one(nodes, resource, "looking for a lease").await?;
@@ -184,7 +184,7 @@ fn in_order(mut leases: Vec<LeaseRecord>) -> Vec<LeaseRecord> {
 
 /// Takes the lease with this fence away wherever it is held, at the queue node last.
 pub(super) async fn evict(
-    shared: &QuorumShared,
+    shared: &RedlockShared,
     resource: &Resource,
     expected: Fence,
     reason: &str,
@@ -218,7 +218,7 @@ pub(super) async fn evict(
 
 /// Evicts under the fence that each node knows; returns how many did.
 async fn evict_at(
-    shared: &QuorumShared,
+    shared: &RedlockShared,
     resource: &Resource,
     fences: &[(usize, Fence)],
     last: usize,
@@ -241,7 +241,7 @@ async fn evict_at(
 /// A clock that is further off costs a round trip on every grant; one that is 9 s off costs the node its vote.
 const CLOCK_OFF: Duration = Duration::from_millis(500);
 
-pub(super) async fn examine(shared: &QuorumShared) -> Result<Vec<Finding>> {
+pub(super) async fn examine(shared: &RedlockShared) -> Result<Vec<Finding>> {
     let nodes = &shared.nodes;
     learn_incarnations(nodes).await;
     let answers = nodes.query_all(|backend| async move { backend.examine().await }).await;

@@ -1,8 +1,8 @@
 //! `redlock://`: a majority of independent nodes as one backend, with fences.
 //!
-//! A [`Quorum`] asks a majority of its nodes for a lease. If one of them does not grant it,
-//! the quorum asks the other nodes, too. If all of them grant it, the quorum adds the lease
-//! to the other nodes a little later. The majority decides. Any backend can be a node.
+//! A [`RedlockBackend`] asks a majority of its nodes for a lease. If one of them does not grant it,
+//! it asks the other nodes, too. If all of them grant it, it adds the lease to the other
+//! nodes a little later. The majority decides. Any backend can be a node.
 //!
 //! # Promise
 //! - A lease is held if a majority of the nodes holds it. A minority of the nodes may
@@ -18,7 +18,7 @@
 //!   clock has passed their fences. A node that does not report how long it has kept its
 //!   data never has a vote.
 //! - Semaphores never exceed their capacity: before a request for fewer than all permits is
-//!   granted, the quorum counts the permits in use across a majority.
+//!   granted, the permits in use are counted across a majority.
 //!
 //! # Fairness
 //! All waiters queue at one node, the first in the list that answers, and are served in the
@@ -55,7 +55,7 @@ use std::{
 use async_trait::async_trait;
 use tokio::{runtime::Handle, task::AbortHandle, time};
 
-pub use self::options::{Member, QuorumOptions};
+pub use self::options::{RedlockNode, RedlockOptions};
 use self::{
     agreement::Agreement, batches::Batches, leases::Leases, node::Abstention, nodes::Nodes, options::Source,
     queue::Contention, release::PendingReleases, repair::NewLeases,
@@ -66,8 +66,8 @@ use crate::{
         Backend, EventStream, Finding, Guarantees, HintSender, Hints, Inspect, Liveness, OpenOptions, Opening, Reach,
     },
     lease::{
-        Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, LeaseRecord, ListFilter, Names, Outcome,
-        Page, Released, Renewal, Request, Resource, RunRecord, RunReport, Standing,
+        Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, LeasePage, LeaseRecord, ListFilter,
+        Names, Outcome, Released, Renewal, Request, Resource, RunRecord, RunReport, Standing,
     },
 };
 
@@ -77,29 +77,29 @@ use crate::{
 /// use std::sync::Arc;
 /// use leasehold::{
 ///     Leasehold,
-///     backends::{memory::MemoryBackend, redlock::{Member, Quorum, QuorumOptions}},
+///     backends::{memory::MemoryBackend, redlock::{RedlockNode, RedlockBackend, RedlockOptions}},
 ///     clock::SystemClock,
 /// };
 ///
 /// # async fn example() -> leasehold::Result<()> {
-/// let node = |name| Member::new(name, Arc::new(MemoryBackend::private(Arc::new(SystemClock))));
-/// let options = QuorumOptions::new().longest_ttl(std::time::Duration::ZERO);
-/// let quorum = Quorum::new(["a", "b", "c"].map(node).to_vec(), options)?;
+/// let node = |name| RedlockNode::new(name, Arc::new(MemoryBackend::private(Arc::new(SystemClock))));
+/// let options = RedlockOptions::new().longest_ttl(std::time::Duration::ZERO);
+/// let backend = RedlockBackend::new(["a", "b", "c"].map(node).to_vec(), options)?;
 ///
-/// let locks = Leasehold::builder().open(Arc::new(quorum))?;
+/// let locks = Leasehold::builder().open(Arc::new(backend))?;
 /// locks.mutex("order:42").acquire().await?.release().await?;
 /// # Ok(()) }
 /// # leasehold::blocking::wait(example()).unwrap();
 /// ```
-pub struct Quorum {
-    shared: Arc<QuorumShared>,
+pub struct RedlockBackend {
+    shared: Arc<RedlockShared>,
     /// One for each node: opens it and handles its hints.
     node_tasks: Vec<AbortHandle>,
 }
 
 /// What an instance and its tasks share.
 #[derive(Debug)]
-struct QuorumShared {
+struct RedlockShared {
     nodes: Nodes,
     leases: Leases,
     contention: Contention,
@@ -111,37 +111,37 @@ struct QuorumShared {
     runtime: Handle,
 }
 
-impl Quorum {
-    /// Creates a quorum of these nodes. All clients must list the nodes in the same order.
+impl RedlockBackend {
+    /// Creates a backend of these nodes. All clients must list the nodes in the same order.
     ///
-    /// Call this inside a Tokio runtime; the quorum works only while that runtime runs.
+    /// Call this inside a Tokio runtime; the backend works only while that runtime runs.
     ///
     /// # Errors
     /// `InvalidConfig` if the number of nodes is even or less than 3, or outside of a Tokio runtime.
-    pub fn new(members: Vec<Member>, options: QuorumOptions) -> Result<Self> {
-        options.check(members.len())?;
+    pub fn new(nodes: Vec<RedlockNode>, options: RedlockOptions) -> Result<Self> {
+        options.check(nodes.len())?;
         let runtime = Handle::try_current()
-            .map_err(|_| Error::invalid_config("a quorum is made on a Tokio runtime, and works on it"))?;
-        let nodes = Nodes::new(&members, options, &runtime);
-        let shared = Arc::new_cyclic(|shared: &Weak<QuorumShared>| QuorumShared {
-            leases: Leases::new(Arc::clone(nodes.clock())),
+            .map_err(|_| Error::invalid_config("redlock: create the backend inside a Tokio runtime"))?;
+        let states = Nodes::new(&nodes, options, &runtime);
+        let shared = Arc::new_cyclic(|shared: &Weak<RedlockShared>| RedlockShared {
+            leases: Leases::new(Arc::clone(states.clock())),
             contention: Contention::default(),
             agreement: Agreement::default(),
-            pending_releases: nodes.iter().map(|_| PendingReleases::default()).collect(),
+            pending_releases: states.iter().map(|_| PendingReleases::default()).collect(),
             new_leases: NewLeases::default(),
             batches: Batches::new(Weak::clone(shared), runtime.clone()),
             hints: HintSender::new(),
-            nodes,
+            nodes: states,
             runtime,
         });
-        let start_task = |(at, member): (usize, Member)| {
-            let task: Pin<Box<dyn Future<Output = ()> + Send>> = match member.source {
+        let start_task = |(at, node): (usize, RedlockNode)| {
+            let task: Pin<Box<dyn Future<Output = ()> + Send>> = match node.source {
                 Source::Backend(backend) => Box::pin(queue::listen(Arc::downgrade(&shared), at, backend.hints())),
                 Source::Url(url, options) => Box::pin(open_and_listen(Arc::downgrade(&shared), at, url, options)),
             };
             shared.runtime.spawn(task).abort_handle()
         };
-        let node_tasks = members.into_iter().enumerate().map(start_task).collect();
+        let node_tasks = nodes.into_iter().enumerate().map(start_task).collect();
         Ok(Self { shared, node_tasks })
     }
 
@@ -204,25 +204,27 @@ impl Quorum {
     /// Runs a call to its end, whatever becomes of the caller.
     async fn run<T: Send + 'static>(&self, call: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
         let done = self.shared.runtime.spawn(call).await;
-        done.unwrap_or_else(|_| Err(Error::unavailable("the runtime that this quorum was made on is gone")))
+        done.unwrap_or_else(|_| {
+            Err(Error::unavailable("redlock: the Tokio runtime in which the backend was created has ended"))
+        })
     }
 }
 
-impl Drop for Quorum {
+impl Drop for RedlockBackend {
     fn drop(&mut self) {
         self.node_tasks.iter().for_each(AbortHandle::abort);
     }
 }
 
-impl fmt::Debug for Quorum {
+impl fmt::Debug for RedlockBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&str> = self.shared.nodes.iter().map(|node| node.name.as_str()).collect();
-        f.debug_struct("Quorum").field("nodes", &names).finish_non_exhaustive()
+        f.debug_struct("RedlockBackend").field("nodes", &names).finish_non_exhaustive()
     }
 }
 
 #[async_trait]
-impl Backend for Quorum {
+impl Backend for RedlockBackend {
     fn guarantees(&self) -> Guarantees {
         let of_nodes: Vec<Guarantees> = self.shared.nodes.backends().map(|backend| backend.guarantees()).collect();
         let mut guarantees = Guarantees::new("redlock", Reach::Network, Liveness::Ttl)
@@ -257,13 +259,13 @@ impl Backend for Quorum {
 }
 
 #[async_trait]
-impl Inspect for Quorum {
+impl Inspect for RedlockBackend {
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
         let (shared, resource, reason) = (Arc::clone(&self.shared), resource.clone(), reason.to_owned());
         self.run(async move { inspect::evict(&shared, &resource, expected, &reason).await }).await
     }
 
-    async fn list(&self, filter: &ListFilter) -> Result<Page> {
+    async fn list(&self, filter: &ListFilter) -> Result<LeasePage> {
         inspect::list(&self.shared, filter).await
     }
 
@@ -292,24 +294,24 @@ impl Inspect for Quorum {
     }
 }
 
-/// Opens the quorum that a URL names; a minority of its nodes may join later.
+/// Opens the nodes that a URL names; a minority of its nodes may join later.
 pub(crate) fn open(url: &str, options: &OpenOptions) -> Opening {
     let parsed = options::parse(url, options);
     let limit = options.connect_limit;
     Box::pin(async move {
-        let (members, options) = parsed?;
-        let quorum = Quorum::new(members, options)?;
+        let (nodes, options) = parsed?;
+        let backend = RedlockBackend::new(nodes, options)?;
         // A little less than the caller allows, so that the error names the nodes.
-        quorum.opened(limit / 10 * 9).await?;
-        quorum.check().await?;
-        Ok(Arc::new(quorum) as Arc<dyn Backend>)
+        backend.opened(limit / 10 * 9).await?;
+        backend.check().await?;
+        Ok(Arc::new(backend) as Arc<dyn Backend>)
     })
 }
 
 /// The longest that opening waits for a minority, so that all who open the same nodes wait in the same queue.
 const LONGEST_GRACE: Duration = Duration::from_millis(50);
 
-async fn open_and_listen(shared: Weak<QuorumShared>, at: usize, url: String, options: OpenOptions) {
+async fn open_and_listen(shared: Weak<RedlockShared>, at: usize, url: String, options: OpenOptions) {
     let Some(node) = shared.upgrade().map(|shared| Arc::clone(shared.nodes.get(at))) else { return };
     let backend = node.open(&url, &options).await;
     queue::listen(shared, at, backend.hints()).await;

@@ -15,7 +15,7 @@ use super::{
     calls::{Calls, NextAnswer, Watchdog},
     errors,
     node::{Abstention, Node},
-    options::{Member, QuorumOptions, Source},
+    options::{RedlockNode, RedlockOptions, Source},
 };
 use crate::{
     Result,
@@ -37,7 +37,7 @@ const MIN_QUERY_LIMIT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Nodes {
     all: Vec<Arc<Node>>,
-    options: QuorumOptions,
+    options: RedlockOptions,
     /// The highest fence that was proposed here or granted by a node.
     highest: AtomicU64,
     /// Held while the calls of one round are sent, so that all nodes get the rounds of this process in one order:
@@ -49,17 +49,17 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    pub(super) fn new(members: &[Member], options: QuorumOptions, runtime: &Handle) -> Self {
+    pub(super) fn new(configured: &[RedlockNode], options: RedlockOptions, runtime: &Handle) -> Self {
         let attempted = Arc::new(Notify::new());
-        let node = |member: &Member| {
-            let backend = match &member.source {
+        let node = |node: &RedlockNode| {
+            let backend = match &node.source {
                 Source::Backend(backend) => Some(Arc::clone(backend)),
                 Source::Url(..) => None,
             };
-            let (name, clock) = (member.name.clone(), Arc::clone(&options.clock));
+            let (name, clock) = (node.name.clone(), Arc::clone(&options.clock));
             Arc::new(Node::new(name, backend, clock, options.quarantine(), runtime.clone(), Arc::clone(&attempted)))
         };
-        let all = members.iter().map(node).collect();
+        let all = configured.iter().map(node).collect();
         let watchdog = Watchdog::new(Arc::clone(&options.clock), runtime.clone());
         Self { all, options, highest: AtomicU64::new(0), sending: Mutex::new(()), watchdog, attempted }
     }
@@ -85,7 +85,7 @@ impl Nodes {
         self.all.len() / 2 + 1
     }
 
-    pub(super) fn options(&self) -> &QuorumOptions {
+    pub(super) fn options(&self) -> &RedlockOptions {
         &self.options
     }
 

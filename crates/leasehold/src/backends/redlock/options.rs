@@ -1,4 +1,4 @@
-//! What can be chosen about a quorum, in code or by its URL.
+//! The options of `redlock:`, in code or from its URL.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -11,14 +11,14 @@ use crate::{
     setters::setters,
 };
 
-/// One node of a quorum: a backend, and its name in error messages.
+/// A node of [`RedlockBackend`](super::RedlockBackend): a backend, and its name in error messages.
 #[derive(Clone, Debug)]
-pub struct Member {
+pub struct RedlockNode {
     pub(super) name: String,
     pub(super) source: Source,
 }
 
-/// Where a member's backend comes from.
+/// Where a node's backend comes from.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
     Backend(Arc<dyn Backend>),
@@ -26,7 +26,7 @@ pub(super) enum Source {
     Url(String, OpenOptions),
 }
 
-impl Member {
+impl RedlockNode {
     /// Creates a node with this backend.
     ///
     /// Error messages show `name`, for example the host and port of the node.
@@ -35,16 +35,16 @@ impl Member {
     }
 }
 
-/// The options of a quorum.
+/// The options of a [`RedlockBackend`](super::RedlockBackend).
 #[derive(Clone)]
-#[must_use = "options do nothing until a quorum is made with them"]
-pub struct QuorumOptions {
+#[must_use = "options do nothing until a backend is created with them"]
+pub struct RedlockOptions {
     pub(super) node_limit: Duration,
     pub(super) longest_ttl: Duration,
     pub(super) clock: Arc<dyn Clock>,
 }
 
-impl QuorumOptions {
+impl RedlockOptions {
     /// Creates the default options.
     ///
     /// Each node has 50 ms to answer, the longest ttl is 60 s, and the clocks are the machine's own.
@@ -79,14 +79,14 @@ impl QuorumOptions {
         pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self => clock;
     }
 
-    pub(super) fn check(&self, members: usize) -> Result<()> {
-        if members < 3 || members.is_multiple_of(2) {
-            let why = match members {
+    pub(super) fn check(&self, nodes: usize) -> Result<()> {
+        if nodes < 3 || nodes.is_multiple_of(2) {
+            let why = match nodes {
                 0 | 1 => "for one server use redis://",
                 2 => "of two, none may fail",
                 _ => "an even number tolerates no more failures than one fewer",
             };
-            let message = format!("a quorum needs 3, 5, 7 … independent nodes, not {members}: {why}");
+            let message = format!("redlock needs 3, 5, 7 … independent nodes, not {nodes}: {why}");
             return Err(Error::invalid_config(message));
         }
         if self.node_limit < Duration::from_millis(1) {
@@ -116,15 +116,15 @@ impl QuorumOptions {
     }
 }
 
-impl Default for QuorumOptions {
+impl Default for RedlockOptions {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl fmt::Debug for QuorumOptions {
+impl fmt::Debug for RedlockOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QuorumOptions")
+        f.debug_struct("RedlockOptions")
             .field("node_limit", &self.node_limit)
             .field("longest_ttl", &self.longest_ttl)
             .finish_non_exhaustive()
@@ -134,7 +134,7 @@ impl fmt::Debug for QuorumOptions {
 /// Reads `redlock://[user:password@]host[:port],host[:port],…[/db][?node_limit=50ms&longest_ttl=60s&tls=1&…]`.
 ///
 /// User, password, database and all other parameters are those of each node's own `redis:` URL.
-pub(super) fn parse(url: &str, open: &OpenOptions) -> Result<(Vec<Member>, QuorumOptions)> {
+pub(super) fn parse(url: &str, open: &OpenOptions) -> Result<(Vec<RedlockNode>, RedlockOptions)> {
     let expected = "it reads redlock://host:port,host:port,host:port/0";
     let invalid = |why: &str| Error::invalid_config(format!("this redlock URL {why}; {expected}"));
     let rest = url.strip_prefix("redlock://").ok_or_else(|| invalid("names no nodes"))?;
@@ -145,7 +145,7 @@ pub(super) fn parse(url: &str, open: &OpenOptions) -> Result<(Vec<Member>, Quoru
         None => (String::new(), authority),
     };
 
-    let mut options = QuorumOptions::new().clock(Arc::clone(&open.clock));
+    let mut options = RedlockOptions::new().clock(Arc::clone(&open.clock));
     let mut scheme = "redis";
     let mut of_nodes = Vec::new();
     for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
@@ -160,7 +160,7 @@ pub(super) fn parse(url: &str, open: &OpenOptions) -> Result<(Vec<Member>, Quoru
         }
     }
     let query = if of_nodes.is_empty() { String::new() } else { format!("?{}", of_nodes.join("&")) };
-    let member = |host: &str| Member {
+    let node = |host: &str| RedlockNode {
         name: host.to_owned(),
         source: Source::Url(format!("{scheme}://{credentials}{host}/{database}{query}"), open.clone()),
     };
@@ -175,7 +175,7 @@ pub(super) fn parse(url: &str, open: &OpenOptions) -> Result<(Vec<Member>, Quoru
         return Err(invalid("names a node twice, and its votes would count twice"));
     }
     options.check(hosts.len())?;
-    Ok((hosts.into_iter().map(member).collect(), options))
+    Ok((hosts.into_iter().map(node).collect(), options))
 }
 
 fn length(name: &str, text: &str) -> Result<Duration> {
@@ -188,12 +188,12 @@ mod tests {
     use super::*;
 
     fn urls(url: &str) -> Vec<String> {
-        let (members, _) = parse(url, &OpenOptions::new()).unwrap();
-        let url = |member: Member| match member.source {
+        let (nodes, _) = parse(url, &OpenOptions::new()).unwrap();
+        let url = |node: RedlockNode| match node.source {
             Source::Url(url, _) => url,
             Source::Backend(_) => panic!("a URL names no backend"),
         };
-        members.into_iter().map(url).collect()
+        nodes.into_iter().map(url).collect()
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
-    QuorumShared,
+    RedlockShared,
     leases::{LeasePhase, RoundLock, Tracked},
     release, repair,
     round::Round,
@@ -45,7 +45,7 @@ pub(super) fn head_of_queue(fence: Fence) -> QueuePosition {
 
 /// Asks one node alone for a lease, or about the position it has there.
 pub(super) async fn ask_at(
-    shared: &Arc<QuorumShared>,
+    shared: &Arc<RedlockShared>,
     tracked: &Tracked,
     queue_node: usize,
     patience: Patience,
@@ -62,7 +62,7 @@ pub(super) async fn ask_at(
 
 /// Asks the first node in the list that answers alone: returns its index and decision.
 pub(super) async fn ask_first(
-    shared: &Arc<QuorumShared>,
+    shared: &Arc<RedlockShared>,
     tracked: &Tracked,
     patience: Patience,
 ) -> Result<(usize, Decision)> {
@@ -93,7 +93,7 @@ pub(super) async fn ask_first(
 
 /// Asks the other nodes for a lease that its queue node granted.
 pub(super) async fn complete(
-    shared: &Arc<QuorumShared>,
+    shared: &Arc<RedlockShared>,
     tracked: &Arc<Tracked>,
     queue_node: usize,
     queue_node_call: QueueNodeCall,
@@ -132,7 +132,7 @@ pub(super) async fn complete(
 
 /// Stays at the head of a queue, unless a node before it in the list answers again or this one does not:
 /// two who wait at the heads of two queues would be in each other's way for good.
-async fn stay_or_move(shared: &Arc<QuorumShared>, tracked: &Tracked, queue_node: usize, fence: Fence) -> Progress {
+async fn stay_or_move(shared: &Arc<RedlockShared>, tracked: &Tracked, queue_node: usize, fence: Fence) -> Progress {
     if shared.nodes.queue_node() == queue_node {
         return Progress::NotYet(head_of_queue(fence));
     }
@@ -144,14 +144,14 @@ async fn stay_or_move(shared: &Arc<QuorumShared>, tracked: &Tracked, queue_node:
 }
 
 /// Completes the quorum in the background and sends a hint when that is done.
-pub(super) fn complete_in_background(shared: &Arc<QuorumShared>, tracked: &Arc<Tracked>, fence: Fence) {
+pub(super) fn complete_in_background(shared: &Arc<RedlockShared>, tracked: &Arc<Tracked>, fence: Fence) {
     if tracked.on_hand_over(fence) {
         shared.runtime.spawn(completion_task(Arc::clone(shared), Arc::clone(tracked), None));
     }
 }
 
 /// The same after a pause, because others are in the way.
-pub(super) fn complete_after_pause(shared: &Arc<QuorumShared>, tracked: &Arc<Tracked>, fence: Fence) {
+pub(super) fn complete_after_pause(shared: &Arc<RedlockShared>, tracked: &Arc<Tracked>, fence: Fence) {
     if tracked.on_hand_over(fence) {
         let pause = backoff().pause();
         shared.runtime.spawn(completion_task(Arc::clone(shared), Arc::clone(tracked), Some(pause)));
@@ -164,7 +164,7 @@ fn backoff() -> Backoff {
     Backoff::new(Duration::from_millis(2), Duration::from_millis(250))
 }
 
-async fn completion_task(shared: Arc<QuorumShared>, tracked: Arc<Tracked>, mut pause: Option<Duration>) {
+async fn completion_task(shared: Arc<RedlockShared>, tracked: Arc<Tracked>, mut pause: Option<Duration>) {
     let mut backoff = backoff();
     while let Some(fence) = tracked.next_hand_over() {
         let mut fence = fence;
@@ -200,7 +200,7 @@ async fn completion_task(shared: Arc<QuorumShared>, tracked: Arc<Tracked>, mut p
 }
 
 /// Handles the hints of one node for as long as it sends any.
-pub(super) async fn listen(shared: Weak<QuorumShared>, at: usize, mut hints: Hints) {
+pub(super) async fn listen(shared: Weak<RedlockShared>, at: usize, mut hints: Hints) {
     while let Some(hint) = hints.next().await {
         let Some(shared) = shared.upgrade() else { return };
         match hint {
@@ -212,7 +212,7 @@ pub(super) async fn listen(shared: Weak<QuorumShared>, at: usize, mut hints: Hin
 }
 
 /// A node granted a lease that waits there: the others are asked. Elsewhere, a round is asking it anyway.
-fn on_grant(shared: &Arc<QuorumShared>, at: usize, id: LeaseId, fence: Fence) {
+fn on_grant(shared: &Arc<RedlockShared>, at: usize, id: LeaseId, fence: Fence) {
     if let Some(tracked) = shared.leases.get(id) {
         match tracked.phase() {
             LeasePhase::New => complete_in_background(shared, &tracked, fence),

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use parking_lot::Mutex;
 
 use super::{
-    QuorumShared, errors,
+    RedlockShared, errors,
     leases::{LeasePhase, RoundLock, Tracked},
     round::Round,
     vote::{Cleanup, Vote},
@@ -20,7 +20,7 @@ use crate::{
 ///
 /// # Cancel safety
 /// If the future is dropped, a task does it again.
-pub(super) async fn everywhere(shared: &Arc<QuorumShared>, key: &LeaseKey, outcome: &Outcome) -> Result<Released> {
+pub(super) async fn everywhere(shared: &Arc<RedlockShared>, key: &LeaseKey, outcome: &Outcome) -> Result<Released> {
     let undo = Undo::new(shared, key, outcome);
     let tracked = shared.leases.get(key.id);
     let round_lock = match &tracked {
@@ -73,7 +73,7 @@ pub(super) async fn everywhere(shared: &Arc<QuorumShared>, key: &LeaseKey, outco
 }
 
 /// Releases these nodes' grants, whether or not the lease continues on others.
-pub(super) async fn free(shared: &Arc<QuorumShared>, tracked: &Tracked, outcome: &Outcome, at: &[usize], last: usize) {
+pub(super) async fn free(shared: &Arc<RedlockShared>, tracked: &Tracked, outcome: &Outcome, at: &[usize], last: usize) {
     if at.is_empty() {
         return;
     }
@@ -86,7 +86,7 @@ pub(super) async fn free(shared: &Arc<QuorumShared>, tracked: &Tracked, outcome:
 
 /// Releases at these nodes; at `last` only when all the others have answered. Those that hang are not waited for.
 async fn at_nodes(
-    shared: &Arc<QuorumShared>,
+    shared: &Arc<RedlockShared>,
     key: &LeaseKey,
     outcome: &Outcome,
     at: &[usize],
@@ -106,11 +106,11 @@ async fn at_nodes(
 
 /// Releases a lease if it is dropped: the future that would have gone on was dropped.
 pub(super) struct Undo {
-    of: Option<(Arc<QuorumShared>, LeaseKey, Outcome)>,
+    of: Option<(Arc<RedlockShared>, LeaseKey, Outcome)>,
 }
 
 impl Undo {
-    pub(super) fn new(shared: &Arc<QuorumShared>, key: &LeaseKey, outcome: &Outcome) -> Self {
+    pub(super) fn new(shared: &Arc<RedlockShared>, key: &LeaseKey, outcome: &Outcome) -> Self {
         Self { of: Some((Arc::clone(shared), key.clone(), outcome.clone())) }
     }
 
@@ -128,7 +128,7 @@ impl Drop for Undo {
 }
 
 /// Ends a lease, or leaves the queue, on all nodes, in the background.
-pub(super) fn everywhere_later(shared: Arc<QuorumShared>, key: LeaseKey, outcome: Outcome) {
+pub(super) fn everywhere_later(shared: Arc<RedlockShared>, key: LeaseKey, outcome: Outcome) {
     let runtime = shared.runtime.clone();
     runtime.spawn(async move { everywhere(&shared, &key, &outcome).await });
 }
@@ -227,14 +227,14 @@ impl PendingReleases {
 }
 
 /// Releases at a node that did not answer as soon as it does, unless the lease has lapsed by then.
-pub(super) fn later(shared: &Arc<QuorumShared>, at: usize, key: &LeaseKey, outcome: &Outcome, ttl: Ttl) {
+pub(super) fn later(shared: &Arc<RedlockShared>, at: usize, key: &LeaseKey, outcome: &Outcome, ttl: Ttl) {
     let until = shared.nodes.clock().now().after(ttl.get());
     if shared.pending_releases[at].add(PendingRelease { key: key.clone(), outcome: outcome.clone(), until }) {
         shared.runtime.spawn(catch_up(Arc::clone(shared), at));
     }
 }
 
-async fn catch_up(shared: Arc<QuorumShared>, at: usize) {
+async fn catch_up(shared: Arc<RedlockShared>, at: usize) {
     let clock = Arc::clone(shared.nodes.clock());
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
     while let Some(release) = shared.pending_releases[at].next(clock.now()) {

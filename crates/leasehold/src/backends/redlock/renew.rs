@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, pin::Pin, sync::Arc};
 use futures_util::{StreamExt, stream::FuturesUnordered};
 
 use super::{
-    QuorumShared,
+    RedlockShared,
     leases::{LeasePhase, RoundLock, Tracked, tagged},
     queue::{self, Progress},
     release,
@@ -32,7 +32,7 @@ enum RenewalPlan {
 /// How one lease stands on each node.
 type Standings = Vec<(usize, Standing)>;
 
-pub(super) async fn renew(shared: &Arc<QuorumShared>, renewals: Vec<Renewal>) -> Result<Vec<Standing>> {
+pub(super) async fn renew(shared: &Arc<RedlockShared>, renewals: Vec<Renewal>) -> Result<Vec<Standing>> {
     let (standings, discrepancies) = renew_everywhere(shared, renewals).await?;
     let mut missing = Vec::new();
     for discrepancy in discrepancies {
@@ -50,7 +50,7 @@ pub(super) async fn renew(shared: &Arc<QuorumShared>, renewals: Vec<Renewal>) ->
 }
 
 /// Finds out how leases stand that were just given to more nodes.
-pub(super) async fn confirm(shared: &Arc<QuorumShared>, renewals: Vec<Renewal>) -> Result<Vec<Standing>> {
+pub(super) async fn confirm(shared: &Arc<RedlockShared>, renewals: Vec<Renewal>) -> Result<Vec<Standing>> {
     Ok(renew_everywhere(shared, renewals).await?.0)
 }
 
@@ -62,7 +62,7 @@ enum Discrepancy {
 }
 
 async fn renew_everywhere(
-    shared: &Arc<QuorumShared>,
+    shared: &Arc<RedlockShared>,
     renewals: Vec<Renewal>,
 ) -> Result<(Vec<Standing>, Vec<Discrepancy>)> {
     let since = shared.nodes.clock().now();
@@ -110,7 +110,7 @@ async fn renew_everywhere(
 type Rest = Pin<Box<dyn Future<Output = (usize, Standing)> + Send>>;
 
 fn discrepancy(
-    shared: &QuorumShared,
+    shared: &RedlockShared,
     tracked: Arc<Tracked>,
     standing: Standing,
     answers: &Standings,
@@ -140,7 +140,7 @@ fn discrepancy(
 
 /// Decides for each what to do. Round locks are taken in the order of ids, so that two calls never
 /// wait for each other.
-async fn make_plans(shared: &Arc<QuorumShared>, renewals: &[Renewal]) -> Vec<RenewalPlan> {
+async fn make_plans(shared: &Arc<RedlockShared>, renewals: &[Renewal]) -> Vec<RenewalPlan> {
     let now = shared.nodes.clock().now();
     let mut in_order: Vec<usize> = (0..renewals.len()).collect();
     in_order.sort_by_key(|index| renewals[*index].key.id);
@@ -170,7 +170,7 @@ async fn make_plans(shared: &Arc<QuorumShared>, renewals: &[Renewal]) -> Vec<Ren
 
 /// One call to each node with everything that concerns it.
 async fn ask_nodes(
-    shared: &Arc<QuorumShared>,
+    shared: &Arc<RedlockShared>,
     renewals: &[Renewal],
     plans: &[RenewalPlan],
 ) -> (Vec<Standings>, Vec<(usize, Error)>) {
@@ -204,7 +204,7 @@ async fn ask_nodes(
 }
 
 /// How a lease stands that is renewed on all nodes.
-fn merge(shared: &QuorumShared, tracked: Option<&Tracked>, answers: &Standings) -> Standing {
+fn merge(shared: &RedlockShared, tracked: Option<&Tracked>, answers: &Standings) -> Standing {
     let nodes = &shared.nodes;
     let holding = |(at, standing): &(usize, Standing)| match standing {
         Standing::Holding(grant) => Some((*at, *grant)),
@@ -242,7 +242,7 @@ fn merge(shared: &QuorumShared, tracked: Option<&Tracked>, answers: &Standings) 
 }
 
 /// Like [`merge`], for a renewal with a fence floor: if only some nodes raised the fence, makes a majority agree on one.
-async fn raised(shared: &Arc<QuorumShared>, tracked: Option<Arc<Tracked>>, answers: &Standings) -> Standing {
+async fn raised(shared: &Arc<RedlockShared>, tracked: Option<Arc<Tracked>>, answers: &Standings) -> Standing {
     let standing = merge(shared, tracked.as_deref(), answers);
     let (Standing::Holding(grant), Some(tracked)) = (standing, tracked) else {
         return merge(shared, None, answers);
@@ -260,7 +260,7 @@ async fn raised(shared: &Arc<QuorumShared>, tracked: Option<Arc<Tracked>>, answe
 
 /// A lease that waits: if its queue node granted it, completes the quorum first.
 async fn look_after_position(
-    shared: &Arc<QuorumShared>,
+    shared: &Arc<RedlockShared>,
     tracked: &Arc<Tracked>,
     queue_node: usize,
     round_lock: RoundLock,

@@ -16,7 +16,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use parking_lot::Mutex;
 
 use super::{
-    QuorumShared,
+    RedlockShared,
     leases::{LeasePhase, Tracked},
     release, renew,
 };
@@ -66,7 +66,7 @@ impl NewLeases {
 }
 
 /// Gives a new lease to the nodes that were not asked, if it is held for more than a moment.
-pub(super) fn spread_soon(shared: &Arc<QuorumShared>, tracked: &Arc<Tracked>) {
+pub(super) fn spread_soon(shared: &Arc<RedlockShared>, tracked: &Arc<Tracked>) {
     let nodes = &shared.nodes;
     if (0..nodes.len()).all(|at| tracked.may_be_at(at)) {
         return;
@@ -76,7 +76,7 @@ pub(super) fn spread_soon(shared: &Arc<QuorumShared>, tracked: &Arc<Tracked>) {
     }
 }
 
-async fn spread(shared: Arc<QuorumShared>) {
+async fn spread(shared: Arc<RedlockShared>) {
     let clock = Arc::clone(shared.nodes.clock());
     while let Some(due) = shared.new_leases.due(clock.now()) {
         let missing = due.into_iter().map(|(since, tracked)| {
@@ -89,7 +89,7 @@ async fn spread(shared: Arc<QuorumShared>) {
 }
 
 /// Gives leases to nodes that lack them, in the background.
-pub(super) fn give_later(shared: &Arc<QuorumShared>, missing: Vec<Missing>) {
+pub(super) fn give_later(shared: &Arc<RedlockShared>, missing: Vec<Missing>) {
     if !missing.is_empty() {
         let runtime = shared.runtime.clone();
         let shared = Arc::clone(shared);
@@ -98,13 +98,13 @@ pub(super) fn give_later(shared: &Arc<QuorumShared>, missing: Vec<Missing>) {
 }
 
 /// Gives leases to nodes that lack them. Where that fails, the next renewal tries again.
-async fn give(shared: &Arc<QuorumShared>, missing: Vec<Missing>) {
+async fn give(shared: &Arc<RedlockShared>, missing: Vec<Missing>) {
     for some in missing.chunks(MAX_LEASES) {
         give_some(shared, some).await;
     }
 }
 
-async fn give_some(shared: &Arc<QuorumShared>, missing: &[Missing]) {
+async fn give_some(shared: &Arc<RedlockShared>, missing: &[Missing]) {
     let nodes = &shared.nodes;
     let mut operations: Vec<Vec<Operation>> = nodes.iter().map(|_| Vec::new()).collect();
     let (mut given, mut renewals, mut round_locks) = (Vec::new(), Vec::new(), Vec::new());

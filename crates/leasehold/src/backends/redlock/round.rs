@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::{
-    QuorumShared,
+    RedlockShared,
     batches::FirstVotes,
     calls::{Calls, NextAnswer},
     errors,
@@ -23,7 +23,7 @@ type VoteCall = dyn Future<Output = Vote> + Send;
 
 /// One round for one lease.
 pub(super) struct Round {
-    pub(super) shared: Arc<QuorumShared>,
+    pub(super) shared: Arc<RedlockShared>,
     pub(super) tracked: Arc<Tracked>,
     pub(super) votes: Vec<Vote>,
     /// The node whose queue counts; another one than at the beginning if that one failed.
@@ -42,7 +42,7 @@ pub(super) struct Round {
 impl Round {
     /// A round whose first votes are there; `is_first` if the lease was asked for by no round before.
     pub(super) fn from_first_votes(
-        shared: &Arc<QuorumShared>,
+        shared: &Arc<RedlockShared>,
         tracked: &Arc<Tracked>,
         patience: Patience,
         first: FirstVotes,
@@ -62,7 +62,7 @@ impl Round {
 
     /// Asks other nodes for a lease that the queue node has granted or handed over.
     pub(super) fn begin(
-        shared: &Arc<QuorumShared>,
+        shared: &Arc<RedlockShared>,
         tracked: &Arc<Tracked>,
         queue_node: usize,
         queue_node_call: QueueNodeCall,
@@ -161,7 +161,7 @@ impl Round {
 
     /// A round that is over: how a lease that holds stands on each node.
     pub(super) fn of_holders(
-        shared: &Arc<QuorumShared>,
+        shared: &Arc<RedlockShared>,
         tracked: &Arc<Tracked>,
         queue_node: usize,
         standings: &[(usize, Standing)],
@@ -174,7 +174,7 @@ impl Round {
     }
 
     fn new(
-        shared: &Arc<QuorumShared>,
+        shared: &Arc<RedlockShared>,
         tracked: &Arc<Tracked>,
         queue_node: usize,
         queue_node_call: QueueNodeCall,

@@ -1,21 +1,21 @@
-//! Run records on a quorum: every node counts, and the one that counted most is believed.
+//! Run records on `redlock:`. Every node counts, and the one that counted most is believed.
 
 use std::collections::BTreeMap;
 
-use super::QuorumShared;
+use super::RedlockShared;
 use crate::{
     Result,
     lease::{Names, Resource, RunRecord, RunReport},
 };
 
 /// Reports to all nodes; succeeds once a majority has stored it.
-pub(super) async fn record(shared: &QuorumShared, reports: &[RunReport]) -> Result<()> {
+pub(super) async fn record(shared: &RedlockShared, reports: &[RunReport]) -> Result<()> {
     let answers = shared.nodes.query_all(|backend| async move { backend.record_runs(reports).await }).await;
     shared.nodes.require_majority("recording runs on redlock", answers).map(drop)
 }
 
 /// What a majority of the nodes remembers, put together by name: a node that was away knows less.
-pub(super) async fn read(shared: &QuorumShared, names: &Names) -> Result<Vec<RunRecord>> {
+pub(super) async fn read(shared: &RedlockShared, names: &Names) -> Result<Vec<RunRecord>> {
     let answers = shared.nodes.query_all(|backend| async move { backend.runs(names).await }).await;
     let mut merged: BTreeMap<Resource, RunRecord> = BTreeMap::new();
     for (_, records) in shared.nodes.require_majority("reading runs on redlock", answers)? {

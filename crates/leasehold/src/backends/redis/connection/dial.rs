@@ -97,9 +97,9 @@ pub(super) fn certificates(tls: &Tls) -> TlsCertificates {
         // An application that has chosen a provider keeps it.
         let _chosen_meanwhile = rustls::crypto::ring::default_provider().install_default();
     }
-    let client_tls = tls.identity.as_ref().map(|identity| redis::ClientTlsConfig {
-        client_cert: identity.certificate.clone(),
-        client_key: identity.key.clone(),
+    let client_tls = tls.client_certificate.as_ref().map(|certificate| redis::ClientTlsConfig {
+        client_cert: certificate.certificate.clone(),
+        client_key: certificate.key.clone(),
     });
     TlsCertificates { client_tls, root_cert: tls.ca.clone() }
 }

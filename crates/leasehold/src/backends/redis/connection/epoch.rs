@@ -13,7 +13,7 @@ use redis::Cmd;
 
 use super::super::{
     keys::Partition,
-    options::{RedisOptions, Remember, Topology},
+    options::{HistoryLevel, RedisOptions, Topology},
     scripts::{self, Invocation, ScriptCall},
 };
 use crate::{
@@ -31,9 +31,9 @@ const UNKNOWN_RUN_ID: &str = "----------------------------------------";
 /// The second argument of every script, in the columns that `prelude.lua` lists.
 pub(super) fn settings(options: &RedisOptions, push: char) -> String {
     let history = match options.history {
-        Remember::All => 'a',
-        Remember::Problems => 'p',
-        Remember::Nothing => 'o',
+        HistoryLevel::All => 'a',
+        HistoryLevel::Problems => 'p',
+        HistoryLevel::Off => 'o',
     };
     let kept = if options.topology == Topology::Cluster { HISTORY_OF_PARTITION } else { HISTORY };
     match &options.clock {
