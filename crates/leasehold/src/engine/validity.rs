@@ -204,12 +204,15 @@ mod tests {
         validity
     }
 
+    fn assert_lost_at(validity: &Validity, micros: u64, reason: Loss) {
+        assert_eq!(validity.health(at(micros - 1)), LeaseHealth::Held);
+        assert_eq!(validity.health(at(micros)), LeaseHealth::Lost);
+        assert_eq!(validity.reason_at(at(micros)), reason);
+    }
+
     #[test]
     fn a_lease_ends_at_the_deadline_without_any_task_running() {
-        let validity = held(100, Moment::NEVER);
-        assert_eq!(validity.health(at(99)), LeaseHealth::Held);
-        assert_eq!(validity.health(at(100)), LeaseHealth::Lost);
-        assert_eq!(validity.reason_at(at(100)), Loss::RenewTimeout);
+        assert_lost_at(&held(100, Moment::NEVER), 100, Loss::RenewTimeout);
     }
 
     #[test]
@@ -234,9 +237,7 @@ mod tests {
     fn no_renewal_moves_the_deadline_past_max_hold() {
         let validity = held(100, at(150));
         assert!(validity.extend(at(90), at(500)));
-        assert_eq!(validity.health(at(149)), LeaseHealth::Held);
-        assert_eq!(validity.health(at(150)), LeaseHealth::Lost);
-        assert_eq!(validity.reason_at(at(150)), Loss::MaxHold);
+        assert_lost_at(&validity, 150, Loss::MaxHold);
     }
 
     #[test]

@@ -207,6 +207,12 @@ impl Waiter {
         Self { backend, hints, request, ahead }
     }
 
+    /// Waits behind another process, which plays this part.
+    async fn behind(part: &str, root: &Path) -> (Process, Self) {
+        let process = Process::start(part, root, "x");
+        (process, Self::queue(open(root).await).await)
+    }
+
     async fn waits(&self) -> bool {
         waits(&self.backend, &self.request).await
     }

@@ -28,8 +28,7 @@ fn a_release_rings_the_next_and_nobody_else() {
 #[test]
 fn a_killed_holder_wakes_the_waiter_at_once() {
     in_directory(async |root| {
-        let mut holder = Process::start("hold", root, "x");
-        let mut waiter = Waiter::queue(open(root).await).await;
+        let (mut holder, mut waiter) = Waiter::behind("hold", root).await;
         holder.kill();
         waiter.gets_its_turn().await;
         assert_eq!(endings(&waiter.backend, "x").await, [Ending::Disconnected]);
@@ -144,8 +143,7 @@ fn the_handle_of_a_killed_process_is_gone() {
 #[test]
 fn a_lent_presence_lives_until_the_child_is_gone() {
     in_directory(async |root| {
-        let mut parent = Process::start("lend", root, "x");
-        let mut waiter = Waiter::queue(open(root).await).await;
+        let (mut parent, mut waiter) = Waiter::behind("lend", root).await;
         parent.kill();
         no_hint(&mut waiter.hints).await;
         assert!(waiter.waits().await, "the child still has it");

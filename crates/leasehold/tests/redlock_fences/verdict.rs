@@ -74,8 +74,8 @@ impl Ledger {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Verdict {
     pub(crate) acquired: usize,
-    pub(crate) repeated: usize,
-    pub(crate) inverted: usize,
+    repeated: usize,
+    inverted: usize,
 }
 
 impl Verdict {

@@ -115,8 +115,23 @@ fn together(harness: &Arc<Harness>, threads: &[fn(&Harness)]) {
     }
 }
 
-fn held_harness() -> Arc<Harness> {
-    Harness::new(held(|_| {}, Belief::Ttl), None)
+/// Explores the interleavings of these threads on a lease that is held.
+fn race<const N: usize>(threads: [fn(&Harness); N]) {
+    explore(INTERLEAVINGS, move || {
+        let harness = Harness::new(held(|_| {}, Belief::Ttl), None);
+        together(&harness, &threads);
+        harness.assert_sound();
+    });
+}
+
+/// A renewal that finds the lease held.
+fn renew(harness: &Harness) {
+    harness.renew(Standing::Holding(grant(7)));
+}
+
+fn release(harness: &Harness) {
+    let now = harness.now();
+    harness.follow(harness.lease.on_release(now));
 }
 
 /// The clock passes the deadline, and the timer checks it.
@@ -135,65 +150,38 @@ fn see_the_loss(harness: &Harness) {
 
 #[test]
 fn an_answer_races_with_the_deadline() {
-    explore(INTERLEAVINGS, || {
-        let harness = held_harness();
-        let renew = |harness: &Harness| harness.renew(Standing::Holding(grant(7)));
-        let check = |harness: &Harness| while harness.check() {};
-        together(&harness, &[let_time_pass, renew, check, see_the_loss]);
-        harness.assert_sound();
-    });
+    race([let_time_pass, renew, |harness| while harness.check() {}, see_the_loss]);
 }
 
 /// 1. The renewer reads the clock. 2. The deadline comes. 3. A check finds it passed. 4. The answer extends the lease.
 #[test]
 fn an_answer_races_with_a_check_at_the_deadline() {
-    explore(INTERLEAVINGS, || {
-        let harness = held_harness();
-        let let_the_deadline_come = |harness: &Harness| {
-            for seconds in [15, 29, 30] {
-                step();
-                harness.now.store(seconds, SeqCst);
-            }
-        };
-        let renew = |harness: &Harness| harness.renew(Standing::Holding(grant(7)));
-        let check = |harness: &Harness| while harness.check() && harness.now() < at(30) {};
-        together(&harness, &[let_the_deadline_come, renew, check]);
-        harness.assert_sound();
-    });
+    let let_the_deadline_come = |harness: &Harness| {
+        for seconds in [15, 29, 30] {
+            step();
+            harness.now.store(seconds, SeqCst);
+        }
+    };
+    race([let_the_deadline_come, renew, |harness| while harness.check() && harness.now() < at(30) {}]);
 }
 
 #[test]
 fn an_answer_races_with_the_release() {
-    explore(INTERLEAVINGS, || {
-        let harness = held_harness();
-        let renew = |harness: &Harness| harness.renew(Standing::Holding(grant(7)));
-        let release = |harness: &Harness| {
-            let now = harness.now();
-            harness.follow(harness.lease.on_release(now));
-            assert!(!harness.check(), "it was released");
-        };
-        together(&harness, &[renew, release, see_the_loss]);
-        harness.assert_sound();
-    });
+    let release_and_check = |harness: &Harness| {
+        release(harness);
+        assert!(!harness.check(), "it was released");
+    };
+    race([renew, release_and_check, see_the_loss]);
 }
 
 #[test]
 fn an_eviction_races_with_renewals_and_the_release() {
-    explore(INTERLEAVINGS, || {
-        let harness = held_harness();
-        let evict = |harness: &Harness| {
-            let now = harness.now();
-            harness.follow(harness.lease.on_evict_hint(now));
-            harness.renew(Standing::Gone);
-        };
-        let renew = |harness: &Harness| harness.renew(Standing::Holding(grant(7)));
-        let release = |harness: &Harness| {
-            let now = harness.now();
-            harness.follow(harness.lease.on_release(now));
-        };
-        together(&harness, &[evict, renew, release, see_the_loss]);
-        harness.assert_sound();
-    });
+    let evict = |harness: &Harness| {
+        let now = harness.now();
+        harness.follow(harness.lease.on_evict_hint(now));
+        harness.renew(Standing::Gone);
+    };
+    race([evict, renew, release, see_the_loss]);
 }
 
 #[test]
@@ -253,13 +241,9 @@ fn a_renewal_that_becomes_due_races_with_the_scan_of_the_schedule() {
 #[test]
 #[should_panic(expected = "a lease that is lost is not held")]
 fn the_harness_detects_a_check_of_the_deadline_alone() {
-    explore(INTERLEAVINGS, || {
-        let harness = held_harness();
-        let release = |harness: &Harness| harness.follow(harness.lease.on_release(at(0)));
-        let see_the_loss = |harness: &Harness| {
-            block_on(harness.lease.validity.lost());
-            assert!(harness.now() >= harness.lease.validity.deadline(), "a lease that is lost is not held");
-        };
-        together(&harness, &[release, see_the_loss]);
-    });
+    let see_the_loss = |harness: &Harness| {
+        block_on(harness.lease.validity.lost());
+        assert!(harness.now() >= harness.lease.validity.deadline(), "a lease that is lost is not held");
+    };
+    race([release, see_the_loss]);
 }

@@ -345,12 +345,17 @@ fn a_grant_that_is_pushed_before_its_answer_came_has_the_time_of_the_push() {
     assert_eq!(lease.hold().unwrap().grant.acquired_at, came);
 }
 
+/// A renewal that extends the ttl, and one that sets metadata.
+fn longer_and_marked(lease: &LocalLease) -> (Renewal, Renewal) {
+    let ttl = Ttl::new(Duration::from_secs(600)).unwrap();
+    let metadata = Metadata::from_iter([(String::from("step"), 2.into())]);
+    (lease.renewal().ttl(ttl), lease.renewal().metadata(metadata))
+}
+
 #[test]
 fn explicit_renewals_count_though_a_later_renewal_was_answered_first() {
     let lease = held(|_| {}, Belief::Ttl);
-    let (mut longer, mut marked) = (lease.renewal(), lease.renewal());
-    longer.ttl = Ttl::new(Duration::from_secs(600)).unwrap();
-    marked.metadata = Some(Metadata::from_iter([(String::from("step"), 2.into())]));
+    let (longer, marked) = longer_and_marked(&lease);
     let [first, second, periodic] = [1, 2, 3].map(|second| lease.number_call(at(second)));
     let standing = Standing::Holding(grant(7));
     assert_eq!(lease.on_standing(standing, &lease.renewal(), periodic, &Belief::Ttl, at(3)), FollowUp::Schedule);
@@ -366,9 +371,7 @@ fn explicit_renewals_count_though_a_later_renewal_was_answered_first() {
 #[test]
 fn a_change_of_metadata_that_is_answered_late_leaves_the_ttl_alone() {
     let lease = held(|_| {}, Belief::Ttl);
-    let (mut longer, mut marked) = (lease.renewal(), lease.renewal());
-    longer.ttl = Ttl::new(Duration::from_secs(600)).unwrap();
-    marked.metadata = Some(Metadata::from_iter([(String::from("step"), 2.into())]));
+    let (longer, marked) = longer_and_marked(&lease);
     for renewal in [longer.clone(), marked] {
         let call = lease.number_call(at(1));
         lease.on_explicit_renewal(&renewal, call);
