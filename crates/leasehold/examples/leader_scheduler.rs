@@ -11,19 +11,19 @@ use leasehold::{Candidate, Holder, Leasehold, Result};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 #[derive(Debug, PartialEq)]
-enum News {
+enum Change {
     Elected(&'static str),
     SteppedDown(&'static str),
 }
 
-async fn take_part(url: &str, name: &'static str, news: &UnboundedSender<News>) -> Result<Candidate> {
+async fn take_part(url: &str, name: &'static str, news: &UnboundedSender<Change>) -> Result<Candidate> {
     let (elected, lost) = (news.clone(), news.clone());
     let election = Leasehold::connect(url).await?.election("leader:scheduler");
     election
         .holder(Holder::new(name)?)
         .value(format!("http://{name}:8080"))
-        .on_elected(move |_lease| drop(elected.send(News::Elected(name))))
-        .on_lost(move || drop(lost.send(News::SteppedDown(name))))
+        .on_elected(move |_lease| drop(elected.send(Change::Elected(name))))
+        .on_lost(move || drop(lost.send(Change::SteppedDown(name))))
         .start()
         .await
 }
@@ -34,7 +34,7 @@ pub(crate) async fn main() -> Result<()> {
     let (news, mut told) = unbounded_channel();
 
     let one = take_part(&url, "one", &news).await?;
-    assert_eq!(told.recv().await, Some(News::Elected("one")));
+    assert_eq!(told.recv().await, Some(Change::Elected("one")));
     let two = take_part(&url, "two", &news).await?;
 
     // Anyone may follow who leads, without being a candidate.
@@ -53,8 +53,8 @@ pub(crate) async fn main() -> Result<()> {
     assert!(!two.is_leader());
 
     one.stop().await?;
-    assert_eq!(told.recv().await, Some(News::SteppedDown("one")), "before anyone else can lead");
-    assert_eq!(told.recv().await, Some(News::Elected("two")));
+    assert_eq!(told.recv().await, Some(Change::SteppedDown("one")), "before anyone else can lead");
+    assert_eq!(told.recv().await, Some(Change::Elected("two")));
     assert!(two.is_leader());
 
     let next = loop {

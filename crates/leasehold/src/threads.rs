@@ -5,8 +5,8 @@
 //! - `leasehold-timer` watches deadlines and ends waits: it sleeps, compares
 //!   and wakes, and does nothing that could block.
 //!
-//! With threads of its own, the library also lets a guard be dropped where no
-//! runtime is, and every call be awaited on any executor.
+//! Because the library has its own threads, callers may drop a guard outside of a
+//! runtime, and await every call on any executor.
 
 use std::{
     cell::{Cell, RefCell},

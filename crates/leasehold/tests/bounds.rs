@@ -47,9 +47,9 @@ assert_send_and_sync!(
     Lock,
 );
 assert_send_and_sync!(
-    Backoff, Belief, Box<dyn Backend>, Coalescer<u8, u8>, EventHub, Finding, Guarantees, Hint, HintDelivery,
-    HintSender, Hints, Incarnation, Lifetime, Liveness, Missed, CollectedEffects, OpenOptions, Operation, Patience, Performed,
-    Reach, RunTable, Selection, Session, Severity, UrlOptions,
+    Backoff, Belief, Box<dyn Backend>, Coalescer<u8, u8>, CollectedEffects, EventHub, Finding, Guarantees, Hint,
+    HintDelivery, HintSender, Hints, Incarnation, Lifetime, Liveness, Missed, OpenOptions, Operation, Patience,
+    Performed, Reach, RunTable, Selection, Session, Severity, UrlOptions,
 );
 assert_send_and_sync!(
     Answer<Decision>,

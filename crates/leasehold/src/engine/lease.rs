@@ -102,7 +102,7 @@ impl Lease {
         if self.local.validity.loss().is_some() { Some(Duration::ZERO) } else { left }
     }
 
-    /// Fails if the lease is no longer held. Cheap: call it before each write.
+    /// Fails if the lease is no longer held. This is cheap, so call it before each write.
     ///
     /// # Errors
     /// `Lost`, with the reason; `Closed` in a forked child, which does not hold its parent's leases.

@@ -72,7 +72,7 @@ impl Agreement {
         }
     }
 
-    /// Requests the lease of this `longest_ttl` on all nodes and notes what they say.
+    /// Requests the lease of this `longest_ttl` on all nodes and records their answers.
     async fn ask_nodes(&self, nodes: &Nodes) -> Result<()> {
         let longest = nodes.options().longest_ttl;
         let request = request(longest)?;

@@ -216,7 +216,7 @@ pub(super) async fn evict(
     Ok(Evicted::NoSuchFence { current })
 }
 
-/// Evicts under the fence that each node knows; returns how many did.
+/// Evicts the lease at each node, by the fence that the node has for it. Returns how many nodes did.
 async fn evict_at(
     shared: &RedlockShared,
     resource: &Resource,

@@ -308,7 +308,7 @@ pub(crate) fn open(url: &str, options: &OpenOptions) -> Opening {
     })
 }
 
-/// The longest that opening waits for a minority, so that all who open the same nodes wait in the same queue.
+/// How long opening waits for the other nodes once a majority is open, so that all clients queue at the same node.
 const LONGEST_GRACE: Duration = Duration::from_millis(50);
 
 async fn open_and_listen(shared: Weak<RedlockShared>, at: usize, url: String, options: OpenOptions) {

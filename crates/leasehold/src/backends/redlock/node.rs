@@ -37,7 +37,7 @@ pub(super) struct Node {
 struct NodeState {
     reachability: Reachability,
     incarnation: Option<Incarnation>,
-    /// Incarnations that others have replaced, and when: answers that they gave may still be on their way.
+    /// Earlier incarnations, and when each was replaced. Their answers may still be on their way.
     replaced: Vec<(Incarnation, Moment)>,
     /// The incarnation whose memory was seen to be old enough.
     old_enough: Option<Incarnation>,

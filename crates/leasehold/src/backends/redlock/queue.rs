@@ -43,7 +43,7 @@ pub(super) fn head_of_queue(fence: Fence) -> QueuePosition {
     QueuePosition { ahead: 0, last_fence: Fence::new(fence.get().saturating_sub(1)), ask_again_in: None }
 }
 
-/// Asks one node alone for a lease, or about the position it has there.
+/// Requests a lease at one node alone, or asks for its position in that node's queue.
 pub(super) async fn ask_at(
     shared: &Arc<RedlockShared>,
     tracked: &Tracked,
@@ -211,7 +211,8 @@ pub(super) async fn listen(shared: Weak<RedlockShared>, at: usize, mut hints: Hi
     }
 }
 
-/// A node granted a lease that waits there: the others are asked. Elsewhere, a round is asking it anyway.
+/// Asks the other nodes for a lease that this node has granted, if it is the lease's queue node. At any other node, the
+/// grant is an answer to a round that is under way.
 fn on_grant(shared: &Arc<RedlockShared>, at: usize, id: LeaseId, fence: Fence) {
     if let Some(tracked) = shared.leases.get(id) {
         match tracked.phase() {

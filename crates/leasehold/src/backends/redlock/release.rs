@@ -200,7 +200,7 @@ pub(super) struct PendingReleases(Mutex<Pending>);
 struct Pending {
     /// Those that were tried longest ago come first, so that one that is refused holds up no other.
     releases: VecDeque<PendingRelease>,
-    /// Whether a task works on them.
+    /// Whether a task is sending them.
     is_driven: bool,
 }
 

@@ -49,7 +49,7 @@ pub(super) async fn renew(shared: &Arc<RedlockShared>, renewals: Vec<Renewal>) -
     Ok(standings)
 }
 
-/// Finds out how leases stand that were just given to more nodes.
+/// Asks for the standing of leases that were just added to more nodes.
 pub(super) async fn confirm(shared: &Arc<RedlockShared>, renewals: Vec<Renewal>) -> Result<Vec<Standing>> {
     Ok(renew_everywhere(shared, renewals).await?.0)
 }

@@ -14,7 +14,7 @@ pub(super) async fn record(shared: &RedlockShared, reports: &[RunReport]) -> Res
     shared.nodes.require_majority("recording runs on redlock", answers).map(drop)
 }
 
-/// What a majority of the nodes remembers, put together by name: a node that was away knows less.
+/// Merges, by name, the records that a majority of the nodes has. A node that was away has fewer.
 pub(super) async fn read(shared: &RedlockShared, names: &Names) -> Result<Vec<RunRecord>> {
     let answers = shared.nodes.query_all(|backend| async move { backend.runs(names).await }).await;
     let mut merged: BTreeMap<Resource, RunRecord> = BTreeMap::new();
