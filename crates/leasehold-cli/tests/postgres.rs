@@ -17,7 +17,7 @@ use leasehold_testkit::{
     postgres::{Postgres, pretended_schema_version, program},
 };
 use rustix::process::Signal;
-use sandbox::{Ran, Running, Sandbox, is_alive, on_any_backend, read_soon, until};
+use sandbox::{Ran, Running, Sandbox, on_any_backend, read_soon, until};
 
 fn on(sandbox: &Sandbox, url: &str, args: &[&str]) -> Command {
     let mut command = sandbox.bare(args);
@@ -124,25 +124,6 @@ fn printed_statements_make_the_same_schema_as_init() {
     };
     assert_eq!(dump(&made), dump(&printed));
     run(&sandbox, &printed, &["run", "x", "--", "true"]).assert_code(0);
-}
-
-#[test]
-fn nothing_outlives_a_run_that_is_killed() {
-    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
-    let url = prepared(&sandbox, &server, "killed_family");
-    for liveness in ["ttl", "connection"] {
-        let pids = sandbox.path(liveness);
-        let script = format!("sh -c 'trap \"\" TERM; exec sleep 999' & echo $$ $! > {}; wait", pids.display());
-        let url = format!("{url}?liveness={liveness}");
-        let mut command = on(&sandbox, &url, &["run", "--ttl", "10m", liveness, "-c", &script]);
-        command.stderr(Stdio::piped());
-        let running = Running::of(command);
-        let family: Vec<i32> = read_soon(&pids).split(' ').map(|pid| pid.parse().unwrap()).collect();
-        running.signal(Signal::KILL);
-        // The supervisor is the last to close our standard error.
-        running.finish();
-        assert!(!family.iter().any(|pid| is_alive(*pid)), "{liveness}");
-    }
 }
 
 #[test]
@@ -371,11 +352,7 @@ fn a_database_that_comes_late_is_waited_for() {
     let url = format!("postgres://postgres@127.0.0.1:{}/comes_late", proxy.port());
     for args in [&["init"][..], &["run", "x", "--", "echo", "got it"]] {
         proxy.refuse();
-        let said = sandbox.path("said");
-        let mut command = on(&sandbox, &url, &[&["--connect-timeout", "1m"], args].concat());
-        command.stdout(Stdio::piped()).stderr(fs::File::create(&said).unwrap());
-        let running = Running::of(command);
-        until("it says what it waits for", || fs::read_to_string(&said).unwrap().contains("waiting for postgres://"));
+        let (running, _) = sandbox.start_without_server(&url, args);
         proxy.mend();
         let ran = running.finish();
         ran.assert_code(0);

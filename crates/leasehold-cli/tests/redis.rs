@@ -20,7 +20,7 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{Pid, PidfdFlags, Signal, pidfd_open},
 };
-use sandbox::{Ran, Running, Sandbox, is_alive, on_any_backend, read_soon, state_of, switches, until};
+use sandbox::{Ran, Running, Sandbox, on_any_backend, read_soon, state_of, switches, until};
 
 fn on(sandbox: &Sandbox, url: &str, args: &[&str]) -> Command {
     let mut command = sandbox.bare(args);
@@ -107,17 +107,13 @@ fn an_unreachable_server_is_69_and_one_clear_line_without_the_password() {
 fn a_server_that_comes_late_is_waited_for() {
     let (sandbox, mut server) = (Sandbox::new(), Server::start());
     server.kill();
-    let out = sandbox.path("out");
     for args in [&["run", "x", "--", "echo", "got it"][..], &["acquire", "y", "--ttl", "1m"], &["list"]] {
-        let mut command = on(&sandbox, &server.url(), &[&["--connect-timeout", "1m"], args].concat());
-        command.stdout(Stdio::piped()).stderr(fs::File::create(&out).unwrap());
-        let running = Running::of(command);
-        until("it says what it waits for", || fs::read_to_string(&out).unwrap().contains("waiting for redis://"));
+        let (running, errors) = sandbox.start_without_server(&server.url(), args);
         server.launch();
         let ran = running.finish();
         ran.assert_code(0);
         assert!(!ran.stdout.is_empty(), "{ran:?}");
-        let said = fs::read_to_string(&out).unwrap();
+        let said = fs::read_to_string(&errors).unwrap();
         assert!(
             said.lines().count() == 1 && said.contains("onnection refused") && said.contains("giving up in"),
             "{said}"
@@ -129,13 +125,10 @@ fn a_server_that_comes_late_is_waited_for() {
     ran.assert_code(69);
     assert!(ran.stderr.contains("tried for 300ms"), "{ran:?}");
     for args in [&["run", "x", "--", "true"][..], &["acquire", "x", "--ttl", "1m"], &["elect", "x", "--", "true"]] {
-        let mut command = on(&sandbox, &server.url(), &[&["--connect-timeout", "1m"], args].concat());
-        command.stderr(fs::File::create(&out).unwrap());
-        let mut running = Running::of(command);
-        until("it waits", || fs::read_to_string(&out).unwrap().contains("waiting for redis://"));
+        let (mut running, errors) = sandbox.start_without_server(&server.url(), args);
         running.signal(Signal::TERM);
         assert_eq!(running.code(), 143);
-        let said = fs::read_to_string(&out).unwrap();
+        let said = fs::read_to_string(&errors).unwrap();
         let ending = "leasehold: this candidate no longer campaigns for x: ended by TERM";
         assert_eq!(said.lines().any(|line| line == ending), args[0] == "elect", "{said}");
     }
@@ -371,16 +364,6 @@ fn start_family(sandbox: &Sandbox, url: &str, args: &[&str]) -> (Running, Vec<i3
     let running = Running::of(command);
     let family = read_soon(&pids).split(' ').map(|pid| pid.parse().unwrap()).collect();
     (running, family)
-}
-
-#[test]
-fn nothing_outlives_a_run_that_is_killed() {
-    let (sandbox, server) = (Sandbox::new(), Server::start());
-    let (running, family) = start_family(&sandbox, &server.url(), &["--ttl", "10m"]);
-    running.signal(Signal::KILL);
-    // The supervisor is the last to close our standard error.
-    running.finish();
-    assert!(!family.iter().any(|pid| is_alive(*pid)), "long before the lease ends");
 }
 
 #[test]

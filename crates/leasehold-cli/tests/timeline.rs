@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Lease, Leasehold, Loss, backends::memory::MemoryBackend, clock::SystemClock};
+use leasehold::{Guard, Lease, Leasehold, Loss, backends::memory::MemoryBackend, clock::SystemClock};
 use leasehold_conformance::Faulty;
 use leasehold_supervise::{
     Cause, ChildEnd, KillMode, Launch, Limits, NotStarted, Notice, OnLost, Signals, Status, Stragglers, supervise,
@@ -44,6 +44,10 @@ fn is_on_stage() -> bool {
     env::var_os(ON_STAGE).is_some()
 }
 
+fn assert_plays(scene: &str) {
+    assert_played(&Ran::of(play(&Sandbox::new(), scene, &[])));
+}
+
 fn assert_played(ran: &Ran) {
     assert!(ran.status.success(), "{}\n{}", ran.stdout, ran.stderr);
 }
@@ -57,6 +61,10 @@ struct Stage {
 }
 
 impl Stage {
+    fn set_if_on_stage() -> Option<Self> {
+        is_on_stage().then(Self::set)
+    }
+
     fn set() -> Self {
         let memory = MemoryBackend::private(Arc::new(SystemClock));
         let second = Leasehold::builder().open(Arc::new(memory.sibling())).unwrap();
@@ -72,6 +80,10 @@ impl Stage {
             supervisor: [env!("CARGO_BIN_EXE_leasehold"), "__supervise", "text"].map(Into::into).to_vec(),
             ..Launch::default()
         }
+    }
+
+    async fn hold(&self, ttl: Duration) -> Guard {
+        self.first.mutex("x").ttl(ttl).acquire().await.unwrap()
     }
 
     /// A command and a grandchild that both do not listen to TERM, and where they tell their pids.
@@ -112,10 +124,14 @@ fn limits(ttl: Duration, kill_after: Duration) -> Limits {
     }
 }
 
-async fn watch_over(launch: &Launch, lease: &Lease, limits: Limits, notices: &mut Vec<Notice>) -> ChildEnd {
-    let mut signals = Signals::catch().unwrap();
-    let mut notify = |notice| notices.push(notice);
-    supervise(launch, std::slice::from_ref(lease), limits, None, &mut signals, &mut notify).await.unwrap()
+/// Returns how the command ended, and what was told meanwhile.
+async fn watch_over(launch: &Launch, lease: &Lease, kill_after: Duration) -> (ChildEnd, Vec<&'static str>) {
+    let mut told = Vec::new();
+    let (mut signals, limits) = (Signals::catch().unwrap(), limits(lease.ttl(), kill_after));
+    let mut notify = |notice: Notice| told.push(name_of(&notice));
+    let leases = std::slice::from_ref(lease);
+    let ended = supervise(launch, leases, limits, None, &mut signals, &mut notify).await.unwrap();
+    (ended, told)
 }
 
 fn run<T>(work: impl Future<Output = T>) -> T {
@@ -133,8 +149,8 @@ fn scene_of_cut_connections() {
     for time in 0..times {
         let stage = Stage::set();
         let launch = stage.stubborn();
-        let (ended, notices, alive, gap) = run(async {
-            let guard = stage.first.mutex("x").ttl(ttl).acquire().await.unwrap();
+        let (ended, told, alive, gap) = run(async {
+            let guard = stage.hold(ttl).await;
             let lease = guard.lease().clone();
             let (second, pids) = (stage.second.clone(), stage.sandbox.path("pids"));
             // Another thread, so that it has the lock the moment it is granted, whatever this one is busy with.
@@ -151,19 +167,17 @@ fn scene_of_cut_connections() {
                 tokio::time::sleep(Duration::from_millis(150 + u64::try_from(time * 67 % 700).unwrap())).await;
                 stage.connection.cut();
             };
-            let mut notices = Vec::new();
-            let work = watch_over(&launch, &lease, limits(ttl, kill_after), &mut notices);
-            let (ended, ()) = tokio::join!(work, cut);
+            let work = watch_over(&launch, &lease, kill_after);
+            let ((ended, told), ()) = tokio::join!(work, cut);
             let died = Instant::now();
             let (alive, taken_at) = next.join().unwrap();
             std::mem::forget(guard);
-            (ended, notices, alive, taken_at.saturating_duration_since(died))
+            (ended, told, alive, taken_at.saturating_duration_since(died))
         });
         assert_eq!(alive, [0; 0], "time {time}: still at it when the lock had passed on");
         spare.push(gap);
         assert_eq!(ended.cause, Some(Cause::Lost(Loss::RenewTimeout)));
         assert_eq!(ended.status, Status::Killed(Signal::KILL.as_raw()), "it did not listen to TERM");
-        let told: Vec<&str> = notices.iter().map(name_of).collect();
         assert_eq!(told, ["started", "in doubt", "stopping"]);
     }
     spare.sort_unstable();
@@ -206,15 +220,11 @@ fn a_cut_connection_kills_the_family_before_the_lock_passes_on() {
 
 #[test]
 fn scene_of_a_connection_that_comes_back() {
-    if !is_on_stage() {
-        return;
-    }
-    let stage = Stage::set();
+    let Some(stage) = Stage::set_if_on_stage() else { return };
     let ttl = Duration::from_millis(1500);
     let launch = stage.launch("sleep 2.5; exit 7");
-    let mut notices = Vec::new();
-    let ended = run(async {
-        let guard = stage.first.mutex("x").ttl(ttl).acquire().await.unwrap();
+    let (ended, told) = run(async {
+        let guard = stage.hold(ttl).await;
         let lease = guard.lease().clone();
         let hiccup = async {
             tokio::time::sleep(Duration::from_millis(300)).await;
@@ -225,36 +235,31 @@ fn scene_of_a_connection_that_comes_back() {
             }
             stage.connection.heal();
         };
-        let work = watch_over(&launch, &lease, limits(ttl, Duration::from_millis(300)), &mut notices);
-        let (ended, ()) = tokio::join!(work, hiccup);
+        let work = watch_over(&launch, &lease, Duration::from_millis(300));
+        let (ended_and_told, ()) = tokio::join!(work, hiccup);
         guard.release().await.unwrap();
-        ended
+        ended_and_told
     });
     assert_eq!((ended.status, ended.cause), (Status::Exited(7), None));
-    let told: Vec<&str> = notices.iter().map(name_of).collect();
     assert_eq!(told, ["started", "in doubt"], "told once, and then it was well again");
 }
 
 #[test]
 fn a_connection_that_comes_back_in_time_costs_a_warning() {
-    assert_played(&Ran::of(play(&Sandbox::new(), "scene_of_a_connection_that_comes_back", &[])));
+    assert_plays("scene_of_a_connection_that_comes_back");
 }
 
 #[test]
 fn scene_of_good_manners() {
-    if !is_on_stage() {
-        return;
-    }
-    let stage = Stage::set();
+    let Some(stage) = Stage::set_if_on_stage() else { return };
     let (ttl, kill_after) = (Duration::from_millis(1500), Duration::from_millis(400));
     let said = stage.sandbox.path("said");
     let launch =
         stage.launch(&format!("trap 'echo TERM > {}; exit 3' TERM; while :; do sleep .01; done", said.display()));
-    let mut notices = Vec::new();
     let (ended, left) = run(async {
-        let guard = stage.first.mutex("x").ttl(ttl).acquire().await.unwrap();
+        let guard = stage.hold(ttl).await;
         stage.connection.cut();
-        let ended = watch_over(&launch, guard.lease(), limits(ttl, kill_after), &mut notices).await;
+        let (ended, _) = watch_over(&launch, guard.lease(), kill_after).await;
         let left = guard.remaining().unwrap();
         std::mem::forget(guard);
         (ended, left)
@@ -269,30 +274,26 @@ fn scene_of_good_manners() {
 
 #[test]
 fn one_that_listens_has_its_grace_before_the_deadline() {
-    assert_played(&Ran::of(play(&Sandbox::new(), "scene_of_good_manners", &[])));
+    assert_plays("scene_of_good_manners");
 }
 
 #[test]
 fn scene_of_a_healthy_lease() {
-    if !is_on_stage() {
-        return;
-    }
-    let stage = Stage::set();
+    let Some(stage) = Stage::set_if_on_stage() else { return };
     // Long enough that a busy machine renews in time.
     let ttl = Duration::from_secs(3);
     let launch = stage.launch("sleep 10; exit 4");
-    let mut notices = Vec::new();
-    let ended = run(async {
-        let guard = stage.first.mutex("x").ttl(ttl).acquire().await.unwrap();
-        watch_over(&launch, guard.lease(), limits(ttl, Duration::from_millis(150)), &mut notices).await
+    let (ended, told) = run(async {
+        let guard = stage.hold(ttl).await;
+        watch_over(&launch, guard.lease(), Duration::from_millis(150)).await
     });
     assert_eq!((ended.status, ended.cause), (Status::Exited(4), None));
-    assert_eq!(notices.iter().map(name_of).collect::<Vec<_>>(), ["started"], "a renewal always comes before TERM");
+    assert_eq!(told, ["started"], "a renewal always comes before TERM");
 }
 
 #[test]
 fn a_healthy_lease_outlives_many_ttls_in_silence() {
-    assert_played(&Ran::of(play(&Sandbox::new(), "scene_of_a_healthy_lease", &[])));
+    assert_plays("scene_of_a_healthy_lease");
 }
 
 /// Fails unless the command is not started, since the lease was lost so.
@@ -305,10 +306,7 @@ async fn is_not_started(launch: &Launch, lease: &Lease, ran: &Path, loss: Loss) 
 
 #[test]
 fn scene_of_a_loss_before_the_start() {
-    if !is_on_stage() {
-        return;
-    }
-    let stage = Stage::set();
+    let Some(stage) = Stage::set_if_on_stage() else { return };
     let ran = stage.sandbox.path("ran");
     let mut launch = stage.launch(&format!("touch {}", ran.display()));
     run(async {
@@ -316,7 +314,7 @@ fn scene_of_a_loss_before_the_start() {
         stage.second.evict(guard.resource(), guard.fence(), "too late").await.unwrap();
         guard.lease().lost().await;
         is_not_started(&launch, guard.lease(), &ran, Loss::Evicted).await;
-        let guard = stage.first.mutex("x").ttl(Duration::from_millis(800)).acquire().await.unwrap();
+        let guard = stage.hold(Duration::from_millis(800)).await;
         stage.connection.cut();
         // The supervisor takes longer to start than the lease lasts.
         launch.supervisor.splice(0..0, ["sh", "-c", "sleep 1; exec \"$0\" \"$@\""].map(Into::into));
@@ -327,41 +325,35 @@ fn scene_of_a_loss_before_the_start() {
 
 #[test]
 fn a_command_is_not_started_under_a_lease_that_is_lost() {
-    let sandbox = Sandbox::new();
-    assert_played(&Ran::of(play(&sandbox, "scene_of_a_loss_before_the_start", &[])));
+    assert_plays("scene_of_a_loss_before_the_start");
 }
 
 #[test]
 fn scene_of_a_long_stop() {
-    if !is_on_stage() {
-        return;
-    }
+    let Some(stage) = Stage::set_if_on_stage() else { return };
     let (pid, ticks) = (env::var("PID_FILE").unwrap(), env::var("TICKS").unwrap());
-    let stage = Stage::set();
     let ttl = Duration::from_secs(3);
     let launch = stage.launch(&format!("echo $$ > {pid}; while :; do printf . >> {ticks}; sleep .005; done"));
-    let mut notices = Vec::new();
-    let ended = run(async {
-        let guard = stage.first.mutex("x").ttl(ttl).acquire().await.unwrap();
-        let ended = watch_over(&launch, guard.lease(), limits(ttl, Duration::from_millis(150)), &mut notices).await;
+    let (ended, told) = run(async {
+        let guard = stage.hold(ttl).await;
+        let ended_and_told = watch_over(&launch, guard.lease(), Duration::from_millis(150)).await;
         std::mem::forget(guard);
-        ended
+        ended_and_told
     });
     assert_eq!(ended.status, Status::Killed(Signal::KILL.as_raw()));
     assert_eq!(ended.cause, Some(Cause::Lost(Loss::RenewTimeout)));
-    let told = notices.iter().map(name_of).filter(|told| ["stopping", "found lost"].contains(told)).count();
-    assert_eq!(told, 1, "the loss is told once: {notices:?}");
+    let losses = told.iter().filter(|notice| ["stopping", "found lost"].contains(notice)).count();
+    assert_eq!(losses, 1, "the loss is told once: {told:?}");
 }
 
 #[test]
 fn stopped_past_its_ttl_the_child_never_runs_another_instruction() {
     let sandbox = Sandbox::new();
-    let (pid, ticks) = (sandbox.path("pid"), sandbox.path("ticks"));
-    let variables = [("PID_FILE", pid.to_str().unwrap()), ("TICKS", ticks.to_str().unwrap())];
-    let mut command = play(&sandbox, "scene_of_a_long_stop", &variables);
+    let ticks = sandbox.path("ticks");
+    let mut command = play(&sandbox, "scene_of_a_long_stop", &[("TICKS", ticks.to_str().unwrap())]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let running = Running::of(command);
-    let child: i32 = read_soon(&pid).parse().unwrap();
+    let child = sandbox.told_pid();
     let count = || fs::metadata(&ticks).map_or(0, |file| file.len());
     until("it ticks", || count() > 3);
     running.signal(Signal::TSTP);

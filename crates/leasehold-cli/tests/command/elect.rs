@@ -51,11 +51,11 @@ fn one_leads_and_another_takes_over() {
 #[test]
 fn one_who_follows_buries_what_its_command_left_behind() {
     let sandbox = Sandbox::new();
-    let (pid, go) = (sandbox.path("pid"), sandbox.path("go"));
-    let daemon = format!("echo $$ > {}; while ! test -e {}; do sleep .01; done", pid.display(), go.display());
-    let script = format!("setsid sh -c '{daemon}' & while ! test -e {0}.go; do sleep .01; done; exit 1", pid.display());
+    let go = sandbox.path("go");
+    let daemon = format!("echo $$ > $PID_FILE; while ! test -e {}; do sleep .01; done", go.display());
+    let script = format!("setsid sh -c '{daemon}' & while ! test -e $PID_FILE.go; do sleep .01; done; exit 1");
     let a = candidate(&sandbox, "a", &["--backoff", "10ms..10ms"], &script);
-    let daemon: i32 = read_soon(&pid).parse().unwrap();
+    let daemon = sandbox.told_pid();
     let _b = candidate(&sandbox, "b", &[], "exec sleep 600");
     until("b waits", || sandbox.waiters("boss") == 1);
     fs::write(sandbox.path("pid.go"), "").unwrap();
@@ -70,17 +70,16 @@ fn one_who_follows_buries_what_its_command_left_behind() {
 #[test]
 fn a_daemon_of_an_earlier_term_outlives_a_term_whose_command_cannot_be_run() {
     let sandbox = Sandbox::new();
-    let (pid, program) = (sandbox.path("pid"), sandbox.path("lead"));
+    let program = sandbox.path("lead");
     std::os::unix::fs::symlink("/bin/sh", &program).unwrap();
-    let daemon = format!("echo $$ > {}; exec sleep 999", pid.display());
     let script = format!(
-        "rm {}; setsid sh -c '{daemon}' > /dev/null 2>&1 & while ! test -s {}; do sleep .01; done; exit 1",
-        program.display(),
-        pid.display()
+        "rm {}; setsid sh -c 'echo $$ > $PID_FILE; exec sleep 999' > /dev/null 2>&1 &
+         while ! test -s $PID_FILE; do sleep .01; done; exit 1",
+        program.display()
     );
     let ran = sandbox.run(&["elect", "boss", "--backoff", "100ms", "--", program.to_str().unwrap(), "-c", &script]);
     ran.assert_code(127);
-    assert!(is_alive(read_soon(&pid).parse().unwrap()), "{ran:?}");
+    assert!(is_alive(sandbox.told_pid()), "{ran:?}");
 }
 
 #[test]

@@ -115,10 +115,8 @@ fn on_lost_can_be_chosen() {
 #[test]
 fn what_left_the_group_is_stopped_too_when_the_lock_is_lost() {
     let sandbox = Sandbox::new();
-    let pid = sandbox.path("pid");
-    let script = format!("setsid sh -c 'echo $$ > {}; exec sleep 999' & wait", pid.display());
-    let mut running = sandbox.start(&["run", "x", "-c", &script]);
-    let escaped: i32 = read_soon(&pid).parse().unwrap();
+    let script = "setsid sh -c 'echo $$ > $PID_FILE; exec sleep 999' & wait";
+    let (mut running, escaped) = sandbox.start_script(&[], script);
     evict(&sandbox);
     assert_eq!(running.code(), 121);
     assert!(!is_alive(escaped));
@@ -127,11 +125,10 @@ fn what_left_the_group_is_stopped_too_when_the_lock_is_lost() {
 #[test]
 fn a_nested_run_ends_with_the_outer_lock() {
     let sandbox = Sandbox::new();
-    let pid = sandbox.path("pid");
-    let inner = format!("trap '' TERM; echo $$ > {}; while :; do sleep .05; done", pid.display());
+    let inner = "trap '' TERM; echo $$ > $PID_FILE; while :; do sleep .05; done";
     let exe = env!("CARGO_BIN_EXE_leasehold");
-    let mut outer = sandbox.start(&["run", "--kill-after", ".3", "x", "--", exe, "run", "y", "-c", &inner]);
-    let innermost: i32 = read_soon(&pid).parse().unwrap();
+    let mut outer = sandbox.start(&["run", "--kill-after", ".3", "x", "--", exe, "run", "y", "-c", inner]);
+    let innermost = sandbox.told_pid();
     evict(&sandbox);
     assert_eq!(outer.code(), 121);
     assert!(!is_alive(innermost));

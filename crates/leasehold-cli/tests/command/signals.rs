@@ -32,21 +32,16 @@ fn one_who_waits_leaves_the_queue_at_once() {
 fn signals_reach_the_child_which_is_dead_before_the_lock_is_free() {
     let sandbox = Sandbox::new();
     for signal in ENDING {
-        let pid = sandbox.path("pid");
         // The child takes its time to end: whoever gets the lock before it is dead finds it alive.
-        let script = format!(
-            "trap 'sleep .3; exit 9' INT TERM HUP QUIT; echo $$ > {}; while :; do sleep .02; done",
-            pid.display()
-        );
-        let mut holder = sandbox.start(&["run", "x", "-c", &script]);
-        let child: i32 = read_soon(&pid).parse().unwrap();
+        let script = "trap 'sleep .3; exit 9' INT TERM HUP QUIT; echo $$ > $PID_FILE; while :; do sleep .02; done";
+        let (mut holder, child) = sandbox.start_script(&[], script);
         let check = format!("kill -0 {child} 2> /dev/null && exit 1; exit 0");
         let mut next = sandbox.start(&["run", "x", "-c", &check]);
         until("the next one waits", || sandbox.waiters("x") == 1);
         holder.signal(signal);
         assert_eq!(holder.code(), 9, "the child's own code, after {signal:?}");
         assert_eq!(next.code(), 0, "the child was dead when the lock passed on, after {signal:?}");
-        fs::remove_file(pid).unwrap();
+        fs::remove_file(sandbox.path("pid")).unwrap();
     }
     sandbox.assert_deserted();
 }
@@ -55,29 +50,31 @@ fn signals_reach_the_child_which_is_dead_before_the_lock_is_free() {
 fn a_grandchild_gets_the_signal_too() {
     let sandbox = Sandbox::new();
     for signal in ENDING {
-        let pid = sandbox.path("pid");
-        let script = format!("sh -c 'sleep 999' & echo $! > {}; wait", pid.display());
         // A script ignores INT and QUIT for what it starts with `&`; TERM for the group comes after its end.
-        let mut holder = sandbox.start(&["run", "x", "-c", &script]);
-        let grandchild: i32 = read_soon(&pid).parse().unwrap();
+        let (mut holder, grandchild) = sandbox.start_script(&[], "sh -c 'sleep 999' & echo $! > $PID_FILE; wait");
         holder.signal(signal);
         assert_eq!(holder.code(), 128 + signal.as_raw());
         assert!(!is_alive(grandchild), "{signal:?}");
         sandbox.assert_deserted();
-        fs::remove_file(pid).unwrap();
+        fs::remove_file(sandbox.path("pid")).unwrap();
     }
+}
+
+/// Sends a signal twice to a command that ignores it: only the second starts the grace of these options.
+fn assert_second_kills(signal: Signal, options: &[&str], longer_than_grace: Duration) {
+    let sandbox = Sandbox::new();
+    let mut holder = start_stubborn(&sandbox, options);
+    holder.signal(signal);
+    std::thread::sleep(longer_than_grace);
+    assert!(!holder.has_ended(), "the first {signal:?} is the child's own business");
+    holder.signal(signal);
+    assert_eq!(holder.code(), 137);
+    sandbox.assert_deserted();
 }
 
 #[test]
 fn a_second_interrupt_means_it() {
-    let sandbox = Sandbox::new();
-    let mut holder = start_stubborn(&sandbox, &["--kill-after", ".3"]);
-    holder.signal(Signal::INT);
-    std::thread::sleep(Duration::from_millis(600));
-    assert!(!holder.has_ended(), "one interrupt is the child's own business");
-    holder.signal(Signal::INT);
-    assert_eq!(holder.code(), 137);
-    sandbox.assert_deserted();
+    assert_second_kills(Signal::INT, &["--kill-after", ".3"], Duration::from_millis(600));
 }
 
 /// Starts a command that ignores INT and TERM.
@@ -98,16 +95,10 @@ fn with_kill_after_one_term_is_enough_for_a_command_that_ignores_it() {
     sandbox.assert_deserted();
 }
 
+/// Where `--kill-after` is not given, the grace is a quarter of the ttl.
 #[test]
 fn a_second_term_starts_the_grace_in_any_case() {
-    let sandbox = Sandbox::new();
-    let mut holder = start_stubborn(&sandbox, &["--ttl", "1s"]);
-    holder.signal(Signal::TERM);
-    std::thread::sleep(Duration::from_millis(700));
-    assert!(!holder.has_ended(), "one TERM is the child's own business");
-    holder.signal(Signal::TERM);
-    assert_eq!(holder.code(), 137, "killed a quarter of the ttl later");
-    sandbox.assert_deserted();
+    assert_second_kills(Signal::TERM, &["--ttl", "1s"], Duration::from_millis(700));
 }
 
 #[test]

@@ -1,13 +1,15 @@
 //! Stopped and let go on: child and we stop together, and the lease is looked at before the child runs again.
 
-use std::{fs, thread, time::Duration};
+use std::{fs, path::PathBuf, thread, time::Duration};
 
 use rustix::process::Signal;
 
-use crate::sandbox::{Sandbox, read_soon, state_of, until};
+use crate::sandbox::{Running, Sandbox, state_of, until};
 
-fn count(path: &std::path::Path) -> usize {
-    fs::read_to_string(path).map_or(0, |text| text.len())
+/// Stops a run, and waits until its child is stopped, too.
+fn stop(holder: &Running, child: i32) {
+    holder.signal(Signal::TSTP);
+    until("both stop", || state_of(holder.pid()) == Some('T') && is_stopped(child));
 }
 
 /// Stopped, or waiting in the kernel for a child of its own that was stopped on its way to exec.
@@ -15,38 +17,56 @@ fn is_stopped(pid: i32) -> bool {
     matches!(state_of(pid), Some('T' | 'D'))
 }
 
+/// A run whose child ticks as long as it is not stopped.
+struct Clockwork {
+    holder: Running,
+    child: i32,
+    ticks: PathBuf,
+}
+
+impl Clockwork {
+    fn start(sandbox: &Sandbox) -> Self {
+        let ticks = sandbox.path("ticks");
+        let script = format!("echo $$ > $PID_FILE; while :; do printf . >> {}; sleep .005; done", ticks.display());
+        let (holder, child) = sandbox.start_script(&[], &script);
+        Self { holder, child, ticks }
+    }
+
+    fn count(&self) -> usize {
+        fs::read_to_string(&self.ticks).map_or(0, |text| text.len())
+    }
+
+    /// Stops it, and returns how often it has ticked.
+    fn stop(&self) -> usize {
+        stop(&self.holder, self.child);
+        // A write that was under way when the signal came is done by then.
+        thread::sleep(Duration::from_millis(100));
+        self.count()
+    }
+}
+
 #[test]
 fn stopped_together_and_going_on_together() {
     let sandbox = Sandbox::new();
-    let (pid, ticks) = (sandbox.path("pid"), sandbox.path("ticks"));
-    let script = format!("echo $$ > {}; while :; do printf . >> {}; sleep .01; done", pid.display(), ticks.display());
-    let mut holder = sandbox.start(&["run", "x", "-c", &script]);
-    let child: i32 = read_soon(&pid).parse().unwrap();
-    until("it ticks", || count(&ticks) > 3);
-    holder.signal(Signal::TSTP);
-    until("both stop", || state_of(holder.pid()) == Some('T') && is_stopped(child));
-    // A write that was under way when the signal came is done by then.
-    thread::sleep(Duration::from_millis(100));
-    let before = count(&ticks);
+    let mut clockwork = Clockwork::start(&sandbox);
+    until("it ticks", || clockwork.count() > 3);
+    let before = clockwork.stop();
     thread::sleep(Duration::from_millis(200));
-    assert_eq!(count(&ticks), before, "nothing runs while stopped");
+    assert_eq!(clockwork.count(), before, "nothing runs while stopped");
     sandbox.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
-    holder.signal(Signal::CONT);
-    until("it ticks again", || count(&ticks) > before);
-    holder.signal(Signal::TERM);
-    assert_eq!(holder.code(), 143);
+    clockwork.holder.signal(Signal::CONT);
+    until("it ticks again", || clockwork.count() > before);
+    clockwork.holder.signal(Signal::TERM);
+    assert_eq!(clockwork.holder.code(), 143);
     assert_eq!(sandbox.holders("x"), 0);
 }
 
 #[test]
 fn a_child_that_ignores_the_request_is_stopped_all_the_same() {
     let sandbox = Sandbox::new();
-    let pid = sandbox.path("pid");
-    let script = format!("trap '' TSTP; echo $$ > {}; while :; do sleep .01; done", pid.display());
-    let holder = sandbox.start(&["run", "x", "-c", &script]);
-    let child: i32 = read_soon(&pid).parse().unwrap();
-    holder.signal(Signal::TSTP);
-    until("both stop", || state_of(holder.pid()) == Some('T') && is_stopped(child));
+    let script = "trap '' TSTP; echo $$ > $PID_FILE; while :; do sleep .01; done";
+    let (holder, child) = sandbox.start_script(&[], script);
+    stop(&holder, child);
     holder.signal(Signal::CONT);
     until("both go on", || state_of(holder.pid()) != Some('T') && !is_stopped(child));
 }
@@ -54,19 +74,12 @@ fn a_child_that_ignores_the_request_is_stopped_all_the_same() {
 #[test]
 fn a_child_whose_lease_is_gone_never_runs_another_instruction() {
     let sandbox = Sandbox::new();
-    let (pid, ticks) = (sandbox.path("pid"), sandbox.path("ticks"));
-    let script = format!("echo $$ > {}; while :; do printf . >> {}; sleep .005; done", pid.display(), ticks.display());
-    let mut holder = sandbox.start(&["run", "x", "-c", &script]);
-    let child: i32 = read_soon(&pid).parse().unwrap();
+    let mut clockwork = Clockwork::start(&sandbox);
     let fence = sandbox.fence("x");
-    holder.signal(Signal::TSTP);
-    until("both stop", || state_of(holder.pid()) == Some('T') && is_stopped(child));
-    // A write that was under way when the signal came is done by then.
-    thread::sleep(Duration::from_millis(100));
-    let before = count(&ticks);
+    let before = clockwork.stop();
     sandbox.run(&["evict", "x", "--fence", &fence, "--reason", "stopped for too long", "--yes"]).assert_code(0);
-    holder.signal(Signal::CONT);
-    assert_eq!(holder.code(), 121);
-    assert_eq!(count(&ticks), before);
+    clockwork.holder.signal(Signal::CONT);
+    assert_eq!(clockwork.holder.code(), 121);
+    assert_eq!(clockwork.count(), before);
     sandbox.assert_deserted();
 }

@@ -12,17 +12,14 @@ use rustix::process::Signal;
 use crate::sandbox::{Ran, Running, Sandbox, is_alive, read_soon, skip, until};
 
 /// A command that starts a `sleep` in the background, tells its pid, and ends.
-fn leaves_a_sleep(sandbox: &Sandbox, length: &str) -> String {
-    format!("sleep {length} > /dev/null 2>&1 & echo $! > {}", sandbox.path("pid").display())
-}
+const LEAVES_A_SLEEP: &str = "sleep 999 > /dev/null 2>&1 & echo $! > $PID_FILE";
 
 #[test]
 fn what_stays_in_the_group_is_stopped_before_the_release_and_named() {
     let sandbox = Sandbox::new();
-    let ran = sandbox.run(&["run", "x", "-c", &leaves_a_sleep(&sandbox, "999")]);
+    let (ran, pid) = sandbox.run_script(&[], LEAVES_A_SLEEP);
     ran.assert_code(0);
-    let pid = read_soon(&sandbox.path("pid"));
-    assert!(!is_alive(pid.parse().unwrap()));
+    assert!(!is_alive(pid));
     assert_eq!(ran.stderr, format!("leasehold: /bin/sh ended and left sleep ({pid}) running: TERM, then KILL in 5s\n"));
 }
 
@@ -52,9 +49,8 @@ fn the_lock_is_kept_until_those_who_are_waited_for_have_ended() {
 fn those_who_are_waited_for_are_stopped_when_the_lock_is_lost() {
     let sandbox = Sandbox::new();
     let shell = sandbox.path("shell");
-    let script = format!("echo $$ > {}; {}", shell.display(), leaves_a_sleep(&sandbox, "999"));
-    let running = sandbox.start(&["run", "--stragglers", "wait", "x", "-c", &script]);
-    let pid: i32 = read_soon(&sandbox.path("pid")).parse().unwrap();
+    let script = format!("echo $$ > {}; {LEAVES_A_SLEEP}", shell.display());
+    let (running, pid) = sandbox.start_script(&["--stragglers", "wait"], &script);
     until("the shell is gone", || !is_alive(read_soon(&shell).parse().unwrap()));
     let fence = sandbox.fence("x");
     sandbox.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(0);
@@ -65,10 +61,9 @@ fn those_who_are_waited_for_are_stopped_when_the_lock_is_lost() {
 #[test]
 fn those_who_are_left_run_on_without_the_lock() {
     let sandbox = Sandbox::new();
-    let ran = sandbox.run(&["run", "--stragglers", "leave", "x", "-c", &leaves_a_sleep(&sandbox, "999")]);
+    let (ran, pid) = sandbox.run_script(&["--stragglers", "leave"], LEAVES_A_SLEEP);
     ran.assert_code(0);
-    let pid = read_soon(&sandbox.path("pid"));
-    assert!(is_alive(pid.parse().unwrap()));
+    assert!(is_alive(pid));
     assert!(ran.stderr.contains(&format!("sleep ({pid}) goes on without the lock")), "{ran:?}");
     sandbox.run(&["run", "-n", "x", "--", "true"]).assert_code(0);
 }
@@ -85,32 +80,27 @@ fn kill_mode_process_leaves_no_choice() {
 }
 
 /// A command that starts a process in a group of its own, then does the rest.
-fn starts_a_group(sandbox: &Sandbox, rest: &str) -> String {
-    let pid = sandbox.path("pid");
-    let worker = format!("sh -c \"echo \\$\\$ > {0}; exec sleep 999\"", pid.display());
-    format!(
-        "bash -c 'set -m; {worker} > /dev/null 2>&1 & while ! test -s {0}; do sleep .01; done'; {rest}",
-        pid.display()
-    )
+fn starts_a_group(rest: &str) -> String {
+    let worker = "sh -c \"echo \\$\\$ > $PID_FILE; exec sleep 999\"";
+    format!("bash -c 'set -m; {worker} > /dev/null 2>&1 & while ! test -s $PID_FILE; do sleep .01; done'; {rest}")
 }
 
 #[test]
 fn a_group_of_its_own_is_stopped_too_however_the_command_ends() {
     let sandbox = Sandbox::new();
-    let (pid, max_hold) = (sandbox.path("pid"), ["--max-hold", "5s", "--ttl", "10m"]);
+    let max_hold = ["--max-hold", "5s", "--ttl", "10m"];
     for (args, rest, signal, code) in [
         (&[][..], "exit 3", None, 3),
         (&[], "exec sleep 999", Some(Signal::TERM), 143),
         (&max_hold, "exec sleep 999", None, 124),
     ] {
-        let holder = sandbox.start(&[&["run"], args, &["x", "-c", &starts_a_group(&sandbox, rest)]].concat());
-        let worker: i32 = read_soon(&pid).parse().unwrap();
+        let (holder, worker) = sandbox.start_script(args, &starts_a_group(rest));
         if let Some(signal) = signal {
             holder.signal(signal);
         }
         holder.finish().assert_code(code);
         assert!(!is_alive(worker), "{rest} {signal:?}");
-        fs::remove_file(&pid).unwrap();
+        fs::remove_file(sandbox.path("pid")).unwrap();
     }
 }
 
@@ -118,12 +108,12 @@ fn a_group_of_its_own_is_stopped_too_however_the_command_ends() {
 fn a_group_of_its_own_is_waited_for_and_gets_the_signals_that_come_meanwhile() {
     let sandbox = Sandbox::new();
     let shell = sandbox.path("shell");
-    let script = format!("echo $$ > {}; {}", shell.display(), starts_a_group(&sandbox, "exit 3"));
+    let script = format!("echo $$ > {}; {}", shell.display(), starts_a_group("exit 3"));
     let mut command = sandbox.leasehold(&["run", "--stragglers", "wait", "x", "-c", &script]);
     let said = sandbox.path("said");
     command.stderr(fs::File::create(&said).unwrap());
     let mut running = Running::of(command);
-    let worker: i32 = read_soon(&sandbox.path("pid")).parse().unwrap();
+    let worker = sandbox.told_pid();
     let words = format!("until sleep ({worker}) ends");
     until("it says that it waits", || fs::read_to_string(&said).unwrap().contains(&words));
     assert!(is_alive(worker) && !running.has_ended(), "the lock is kept");
@@ -135,36 +125,29 @@ fn a_group_of_its_own_is_waited_for_and_gets_the_signals_that_come_meanwhile() {
 #[test]
 fn a_group_of_its_own_is_left_alone_if_asked() {
     let sandbox = Sandbox::new();
-    let ran = sandbox.run(&["run", "--stragglers", "leave", "x", "-c", &starts_a_group(&sandbox, "exit 0")]);
+    let (ran, worker) = sandbox.run_script(&["--stragglers", "leave"], &starts_a_group("exit 0"));
     ran.assert_code(0);
-    assert!(is_alive(read_soon(&sandbox.path("pid")).parse().unwrap()), "{ran:?}");
+    assert!(is_alive(worker), "{ran:?}");
 }
 
 #[test]
 fn a_stubborn_one_is_killed_after_the_grace() {
     let sandbox = Sandbox::new();
-    let pid = sandbox.path("pid");
-    let script = format!(
-        "sh -c 'trap \"\" TERM; echo $$ > {0}; while :; do sleep .05; done' > /dev/null 2>&1 & while ! test -s {0}; do sleep .01; done; exit 3",
-        pid.display()
-    );
-    let ran = sandbox.run(&["run", "--kill-after", ".3", "x", "-c", &script]);
+    let script = "sh -c 'trap \"\" TERM; echo $$ > $PID_FILE; while :; do sleep .05; done' > /dev/null 2>&1 &
+                  while ! test -s $PID_FILE; do sleep .01; done; exit 3";
+    let (ran, stubborn) = sandbox.run_script(&["--kill-after", ".3"], script);
     ran.assert_code(3);
     assert!(ran.took >= Duration::from_millis(300), "{ran:?}");
-    assert!(!is_alive(read_soon(&pid).parse().unwrap()));
+    assert!(!is_alive(stubborn));
 }
 
 #[test]
 fn a_daemon_lives_on_and_keeps_no_lock() {
     let sandbox = Sandbox::new();
-    let pid = sandbox.path("pid");
-    let script = format!(
-        "setsid sh -c 'echo $$ > {0}; exec sleep 999' < /dev/null > /dev/null 2>&1 & while ! test -s {0}; do sleep .01; done",
-        pid.display()
-    );
-    let ran = sandbox.run(&["run", "x", "-c", &script]);
+    let script = "setsid sh -c 'echo $$ > $PID_FILE; exec sleep 999' < /dev/null > /dev/null 2>&1 &
+                  while ! test -s $PID_FILE; do sleep .01; done";
+    let (ran, daemon) = sandbox.run_script(&[], script);
     ran.assert_code(0);
-    let daemon: i32 = read_soon(&pid).parse().unwrap();
     assert!(is_alive(daemon), "a daemon is meant to stay");
     let inherited = fs::read_dir(format!("/proc/{daemon}/fd")).unwrap().count();
     assert!(inherited > 3, "it has closed nothing");
@@ -196,10 +179,9 @@ fn a_daemon_may_take_the_lock_again_later() {
 #[test]
 fn with_kill_mode_process_they_are_left_alone() {
     let sandbox = Sandbox::new();
-    let pid = sandbox.path("pid");
-    let script = format!("sleep 999 > /dev/null 2>&1 & echo $! > {}", pid.display());
-    sandbox.run(&["run", "--kill-mode", "process", "x", "-c", &script]).assert_code(0);
-    assert!(is_alive(read_soon(&pid).parse().unwrap()));
+    let (ran, pid) = sandbox.run_script(&["--kill-mode", "process"], LEAVES_A_SLEEP);
+    ran.assert_code(0);
+    assert!(is_alive(pid));
     sandbox.run(&["run", "-n", "x", "--", "true"]).assert_code(0);
 }
 
@@ -209,7 +191,7 @@ fn another_process_with_the_number_of_the_command_gets_no_signal() {
     let sandbox = Sandbox::new();
     let (exe, shell, pid) = (env!("CARGO_BIN_EXE_leasehold"), sandbox.path("shell"), sandbox.path("pid"));
     let script = sandbox.path("script");
-    fs::write(&script, format!("echo $$ > {}; {}", shell.display(), starts_a_group(&sandbox, "exit 3"))).unwrap();
+    fs::write(&script, format!("echo $$ > {}; {}", shell.display(), starts_a_group("exit 3"))).unwrap();
     let scene = format!(
         "set -m; {exe} run --stragglers wait x sh {} & run=$!
          while ! test -s {}; do sleep .01; done; command=$(cat {})

@@ -85,6 +85,7 @@ impl Sandbox {
         }
         command
             .env(MARK, self.dir.path())
+            .env("PID_FILE", self.path("pid"))
             .env("HOME", self.path("home"))
             .env("LEASEHOLD_MACHINE_DIR", self.path("machine"))
             .env_remove("XDG_CONFIG_HOME")
@@ -104,6 +105,34 @@ impl Sandbox {
     /// Starts the command and lets it run.
     pub(crate) fn start(&self, args: &[&str]) -> Running {
         Running::of(self.leasehold(args))
+    }
+
+    /// Starts the command while its server is away. Returns once it waits for it, with the file of its standard error.
+    pub(crate) fn start_without_server(&self, url: &str, args: &[&str]) -> (Running, PathBuf) {
+        let errors = self.path("errors");
+        let mut command = self.bare(&[&["--connect-timeout", "1m"], args].concat());
+        command.env("LEASEHOLD_URL", url).stdout(Stdio::piped()).stderr(fs::File::create(&errors).unwrap());
+        let running = Running::of(command);
+        let words = format!("waiting for {}://", url.split(':').next().unwrap());
+        until("it says what it waits for", || fs::read_to_string(&errors).unwrap().contains(&words));
+        (running, errors)
+    }
+
+    /// Starts a script under the lock `x`, and returns the process id that it writes to `$PID_FILE`.
+    pub(crate) fn start_script(&self, options: &[&str], script: &str) -> (Running, i32) {
+        let running = self.start(&[&["run"], options, &["x", "-c", script]].concat());
+        (running, self.told_pid())
+    }
+
+    /// The same, and waits for its end.
+    pub(crate) fn run_script(&self, options: &[&str], script: &str) -> (Ran, i32) {
+        let ran = self.run(&[&["run"], options, &["x", "-c", script]].concat());
+        (ran, self.told_pid())
+    }
+
+    /// Waits until a process has written an id to `$PID_FILE`.
+    pub(crate) fn told_pid(&self) -> i32 {
+        read_soon(&self.path("pid")).parse().unwrap()
     }
 
     /// Starts a holder of the lock and waits until its command runs.
