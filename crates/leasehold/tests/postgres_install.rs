@@ -40,6 +40,23 @@ fn a_schema_that_others_can_change_is_refused() {
 }
 
 #[test]
+fn the_statements_for_missing_rights_work_as_printed() {
+    let server = Postgres::start();
+    server.psql("create role \"order\" login; create database \"my shop\"");
+    server.psql("revoke connect on database \"my shop\" from public");
+    let url = server.url_of("order", "my%20shop");
+    for privilege in ["connect", "create"] {
+        let refused = install_schema(&url, None).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::PermissionDenied, "{refused}");
+        let words = refused.to_string();
+        let (_, statement) = words.split_once("the owner of the database lets this role in: ").unwrap();
+        assert_eq!(statement, format!("grant {privilege} on database \"my shop\" to \"order\""));
+        server.psql(statement);
+    }
+    install_schema(&url, None).unwrap();
+}
+
+#[test]
 fn a_role_that_may_not_install_is_told_who_does() {
     let server = Postgres::start();
     server.psql("create role keeper login; create role app login");

@@ -4,6 +4,7 @@ use std::{collections::HashSet, error::Error as _, fmt, time::Duration};
 
 use tokio_postgres::error::{DbError, Severity, SqlState};
 
+use super::options::PostgresOptions;
 use crate::{
     Error,
     backend::{Hint, HintSender},
@@ -44,16 +45,35 @@ pub(super) enum FailureKind {
     Unsupported,
 }
 
+/// The statements that give a role the rights it lacks, as far as they are known.
+struct Grants {
+    /// For the schema's owner.
+    on_schema: Option<String>,
+    /// For the database's owner.
+    on_database: Option<String>,
+}
+
+impl Grants {
+    /// For the role of these options, which needs `privilege` on the database.
+    fn new(options: &PostgresOptions, privilege: &str) -> Self {
+        Self {
+            on_schema: Some(options.allow_statement()),
+            on_database: Some(options.grant_on_database_statement(privilege)),
+        }
+    }
+}
+
 impl Failure {
     pub(super) fn new(kind: FailureKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into() }
     }
 
-    /// A connection that could not be made: nothing was sent. `allow` is the statement that gives its role the rights.
-    pub(super) fn connecting(address: &str, allow: &str, error: &tokio_postgres::Error) -> Self {
+    /// A connection that could not be made: nothing was sent.
+    pub(super) fn connecting(address: &str, options: &PostgresOptions, error: &tokio_postgres::Error) -> Self {
         match error.as_db_error() {
             Some(error) => {
-                let failure = Self::reported(&at(address), Some(allow), &ServerError::from(error));
+                let grants = Grants::new(options, "connect");
+                let failure = Self::reported(&at(address), grants, &ServerError::from(error));
                 let kind = match (failure.kind, error.code().code().get(..2)) {
                     // Broken protocol, unknown or unfit parameters, and whatever a pooler has no code for.
                     (_, Some("08" | "0A" | "22" | "42" | "XX")) if failure.kind != FailureKind::Denied => {
@@ -95,10 +115,10 @@ impl Failure {
         Self::new(FailureKind::Unavailable, message)
     }
 
-    /// A call that was sent; `allow` is the statement that gives its role the rights.
-    pub(super) fn calling(address: &str, allow: &str, error: &tokio_postgres::Error) -> Self {
+    /// A call that was sent.
+    pub(super) fn calling(address: &str, options: &PostgresOptions, error: &tokio_postgres::Error) -> Self {
         match error.as_db_error() {
-            Some(error) => Self::reported(&at(address), Some(allow), &ServerError::from(error)),
+            Some(error) => Self::reported(&at(address), Grants::new(options, "create"), &ServerError::from(error)),
             None => Self::new(
                 FailureKind::Unanswered,
                 format!("postgres at {address} was asked and the connection broke: {}", chain(error)),
@@ -109,13 +129,14 @@ impl Failure {
     /// A call in the user's own transaction that failed, by whichever driver. `allow` is the statement that gives the
     /// rights, if the call needs those of the schema.
     pub(super) fn in_transaction(
-        allow: Option<&str>,
+        allow: Option<String>,
         reported: Option<ServerError<'_>>,
         error: &impl fmt::Display,
     ) -> Self {
         match reported {
             Some(reported) => {
-                let failure = Self::reported("postgres, in this transaction,", allow, &reported);
+                let grants = Grants { on_schema: allow, on_database: None };
+                let failure = Self::reported("postgres, in this transaction,", grants, &reported);
                 match failure.kind {
                     // Nothing was done, and no engine retries the call.
                     FailureKind::Locked | FailureKind::Conflict => Self { kind: FailureKind::Unavailable, ..failure },
@@ -129,19 +150,20 @@ impl Failure {
         }
     }
 
-    fn reported(subject: &str, allow: Option<&str>, error: &ServerError<'_>) -> Self {
-        let rights = allow.map(|allow| format!("; the owner of the schema lets a role use it: {allow}"));
+    fn reported(subject: &str, grants: Grants, error: &ServerError<'_>) -> Self {
+        let by_owner = |of: &str, statement: Option<String>| {
+            statement.map(|statement| format!("; the owner of the {of} lets this role in: {statement}")).unwrap_or_default()
+        };
+        let on_schema = by_owner("schema", grants.on_schema);
+        let on_database = by_owner("database", grants.on_database);
         let ServerError { code, message, hint, is_fatal } = error;
         let is_without_database = *code == SqlState::INVALID_CATALOG_NAME;
         let hint = hint.or(is_without_database.then_some("create it, or correct its name in the URL"));
         let hint = hint.map(|hint| format!(" ({hint})")).unwrap_or_default();
         let (kind, advice) = if *code == SqlState::INSUFFICIENT_PRIVILEGE && message.contains("for database") {
-            (
-                FailureKind::Denied,
-                "; connect as the database's owner, or let it `grant create on database` to this role",
-            )
+            (FailureKind::Denied, on_database.as_str())
         } else if *code == SqlState::INSUFFICIENT_PRIVILEGE {
-            (FailureKind::Denied, rights.as_deref().unwrap_or_default())
+            (FailureKind::Denied, on_schema.as_str())
         } else if *code == SqlState::INVALID_PASSWORD || *code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION {
             (
                 FailureKind::Denied,

@@ -103,9 +103,11 @@ pub(super) async fn examine(router: &ConnectionRouter) -> Result<Vec<Finding>, F
 
     let isolation: String = decode::get(seen, "isolation")?;
     if isolation != "read committed" {
+        let (role, database): (&str, &str) = (decode::get(seen, "role")?, decode::get(seen, "database")?);
         let message = format!(
-            "transactions are {isolation} by default: lock calls of other SQL clients are refused unless they begin with READ \
-             COMMITTED; alter the role or the database: set default_transaction_isolation = 'read committed'"
+            "transactions of this role are {isolation} by default: lock calls of other SQL clients are refused unless they \
+             begin with READ COMMITTED; to change that: alter role {role} in database {database} set \
+             default_transaction_isolation = 'read committed'"
         );
         findings.push(Finding::new(Severity::Warning, "isolation", message));
     }
@@ -202,8 +204,11 @@ fn server_features(seen: &Row) -> Result<Vec<Finding>, Failure> {
         findings.push(Finding::new(Severity::Warning, "publication", message));
     }
     if !decode::get::<bool>(seen, "sees_all")? {
-        let message = "this role sees only its own transactions: others that keep locks are not shown; `grant \
-                     pg_read_all_stats` to it for the whole picture";
+        let role: &str = decode::get(seen, "role")?;
+        let message = format!(
+            "this role sees only its own transactions: others that keep locks are not shown; for the whole picture: grant \
+             pg_read_all_stats to {role}"
+        );
         findings.push(Finding::new(Severity::Info, "visibility", message));
     }
     let limit: i32 = decode::get(seen, "statement_timeout_ms")?;

@@ -77,7 +77,7 @@ impl FenceCheck {
             Err(error) if error.code().is_some_and(|code| code.code() == NOT_HELD) => Err(self.lost()),
             Err(error) => {
                 let reported = error.as_db_error().map(ServerError::from);
-                Err(Failure::in_transaction(Some(&self.allow_statement()), reported, &error).error().caused_by(error))
+                Err(Failure::in_transaction(Some(self.allow_statement()), reported, &error).error().caused_by(error))
             }
         }
     }
@@ -101,7 +101,7 @@ impl FenceCheck {
             hint: error.hint(),
             is_fatal: matches!(error.severity(), PgSeverity::Fatal | PgSeverity::Panic),
         });
-        Err(Failure::in_transaction(Some(&self.allow_statement()), reported, &error).error().caused_by(error))
+        Err(Failure::in_transaction(Some(self.allow_statement()), reported, &error).error().caused_by(error))
     }
 
     fn statement(&self) -> Result<String> {

@@ -372,6 +372,14 @@ impl PostgresOptions {
         let role = self.config.get_user().unwrap_or("ROLE").replace('\'', "''");
         format!("select {}.allow('{role}')", self.schema)
     }
+
+    /// The statement by which the owner of the database gives this role a privilege on it.
+    pub(super) fn grant_on_database_statement(&self, privilege: &str) -> String {
+        let (_, _, database) = self.server();
+        let quoted = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
+        let role = self.config.get_user().map_or_else(|| String::from("ROLE"), quoted);
+        format!("grant {privilege} on database {} to {role}", quoted(database))
+    }
 }
 
 /// The text with `%XX` for all that may mean something in a URL or in a shell.
@@ -444,9 +452,14 @@ mod tests {
         let options = parse("postgres://app:s3cret@db:5433/shop?sslmode=disable").unwrap();
         assert_eq!(options.url_of("owner"), "postgres://owner@db:5433/shop");
         assert_eq!(options.allow_statement(), "select leasehold.allow('app')");
+        assert_eq!(options.grant_on_database_statement("create"), "grant create on database \"shop\" to \"app\"");
         let options = parse("postgres://o%27neil@[::1]/a%20b?schema=locks").unwrap();
         assert_eq!(options.url_of("Ada@example.com"), "'postgres://Ada%40example.com@[::1]:5432/a%20b?schema=locks'");
         assert_eq!(options.allow_statement(), "select locks.allow('o''neil')");
+        assert_eq!(
+            options.grant_on_database_statement("connect"),
+            "grant connect on database \"a b\" to \"o'neil\""
+        );
         let options = parse("postgres://app@%2Frun%2Fpg/shop").unwrap();
         assert_eq!(options.url_of("owner"), "postgres://owner@%2Frun%2Fpg:5432/shop");
     }

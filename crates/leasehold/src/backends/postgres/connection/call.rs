@@ -118,9 +118,9 @@ impl Connection {
     }
 
     fn check_answer<T>(&self, answer: Option<Result<T, Error>>, limit: Duration) -> Result<T, Failure> {
-        let Connector { address, allow, .. } = &*self.connector;
+        let Connector { address, options, .. } = &*self.connector;
         if let Some(answer) = answer {
-            return answer.map_err(|error| Failure::calling(address, allow, &error));
+            return answer.map_err(|error| Failure::calling(address, options, &error));
         }
         self.cancel();
         Err(Failure::new(FailureKind::Unanswered, format!("postgres at {address} did not answer within {limit:?}")))

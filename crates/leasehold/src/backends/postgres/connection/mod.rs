@@ -52,8 +52,6 @@ pub(super) struct Connector {
     pub(super) options: PostgresOptions,
     /// Where the server is, in words that hold no secret.
     pub(super) address: String,
-    /// The statement that gives this role the rights, which the schema's owner runs.
-    allow: String,
     pub(super) runtime: Handle,
     tls: Tls,
     texts: Vec<String>,
@@ -106,7 +104,6 @@ impl Connector {
         }
         Ok(Arc::new(Self {
             address: options.address(),
-            allow: options.allow_statement(),
             tls: options.tls()?,
             runtime: Handle::current(),
             texts: statements::texts(&options.schema),
@@ -281,7 +278,7 @@ impl Connector {
     }
 
     fn cannot_connect(&self, error: &tokio_postgres::Error) -> Failure {
-        Failure::connecting(&self.address, &self.allow, error)
+        Failure::connecting(&self.address, &self.options, error)
     }
 
     fn text(&self, statement: Statement) -> &str {

@@ -1,5 +1,7 @@
 -- What endangers locks on this server, as far as this role may see.
-select current_setting('server_version') as version,
+select quote_ident(current_user) as role,
+  quote_ident(current_database()) as database,
+  current_setting('server_version') as version,
   current_setting('server_version_num')::int as version_number,
   current_setting('default_transaction_isolation') as isolation,
   current_setting('synchronous_commit') as synchronous_commit,
