@@ -131,12 +131,12 @@ pub(crate) struct CheckArgs {
 /// Give a lease taken by `acquire` more time.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Exit 1 if the lease is no longer held.\n\n\
-                        Examples:\n  leasehold renew --lease \"$lease\" --ttl 15m\n  \
+                        Examples:\n  leasehold renew --lease \"$lease\"\n  \
                         leasehold renew --lease-file deploy.lease --ttl 15m")]
 pub(crate) struct RenewArgs {
     #[command(flatten)]
     pub(crate) lease: LeaseArgs,
-    /// How long the lease lives from now on; never shortens it
+    /// How long the lease lives from now on; never shortens it [default: as long as it was given last]
     #[arg(long, value_name = "D", value_parser = duration::parse)]
-    pub(crate) ttl: Duration,
+    pub(crate) ttl: Option<Duration>,
 }

@@ -22,9 +22,14 @@ async fn longer_end(locks: &Leasehold, handle: &LeaseHandle, ttl: Ttl) -> Option
 /// Moves the lease's end; exit 1 if it is gone.
 pub(crate) async fn run(context: &CommandContext<'_>, args: &RenewArgs) -> Result<u8> {
     let handle = lease_arg::lease(&args.lease)?;
-    let ttl = Ttl::new(args.ttl).map_err(|error| CommandError::by_flag("--ttl", error))?;
+    let asked = args.ttl.map(Ttl::new).transpose().map_err(|error| CommandError::by_flag("--ttl", error))?;
     let resource = handle.key().resource.clone();
     let locks = context.connect_patiently().await?;
+    let ttl = match asked {
+        Some(ttl) => ttl,
+        // Of one that is gone, the renewal says so.
+        None => locks.find(&handle).await?.map_or(Ttl::DEFAULT, |lease| lease.ttl),
+    };
     let (fence, gone) = match locks.renew(&handle, ttl.get()).await? {
         Standing::Holding(grant) => (Some(grant.fence.get()), None),
         Standing::Unknown => {
