@@ -7,7 +7,7 @@ use std::{
 
 use clap::{Arg, Command, CommandFactory};
 
-use crate::{args::Cli, settings, shell};
+use crate::{args::Cli, paste::TypedPlace, shell, variables::Environment};
 
 /// The words of a command line that could be read.
 #[derive(Debug, Default)]
@@ -30,7 +30,7 @@ impl CommandLine {
     /// Reads the words up to the command that `run` and `elect` start, whose flags are its own.
     pub(crate) fn read(args: &[OsString]) -> Self {
         let root = Cli::command();
-        let mut command: Option<&Command> = None;
+        let (mut command, mut is_named): (Option<&Command>, bool) = (None, false);
         let mut line = Self::default();
         let mut words = args.iter().skip(1);
         while let Some(word) = words.next() {
@@ -40,18 +40,16 @@ impl CommandLine {
             } else if let Some(flag) = word.to_str().filter(|word| word.len() > 1 && word.starts_with('-')) {
                 let known = command.into_iter().chain([&root]).flat_map(Command::get_arguments).collect::<Vec<_>>();
                 line.read_flag(flag, &known, || words.next().cloned());
-            } else if let Some(command) = command {
+            } else if is_named {
                 line.operands.push(Operand { word: word.clone(), is_behind_hyphens: false });
-                let has_own_command = command.get_positionals().any(Arg::is_trailing_var_arg_set);
-                if has_own_command && line.operands.len() > 1 {
+                let starts_another =
+                    command.is_some_and(|command| command.get_positionals().any(Arg::is_trailing_var_arg_set));
+                if starts_another && line.operands.len() > 1 {
                     break;
                 }
             } else {
-                command = root.find_subcommand(word);
+                (command, is_named) = (root.find_subcommand(word), true);
                 line.command = command.and_then(|_| word.to_str()).map(str::to_owned);
-                if command.is_none() {
-                    break;
-                }
             }
         }
         line
@@ -88,11 +86,16 @@ impl CommandLine {
         }
     }
 
-    /// The flags that say where locks live, safe to print and to paste.
-    pub(crate) fn place_flags(&self) -> String {
+    /// A command for people to paste that means the same place as this line.
+    pub(crate) fn to_paste(&self, env: Environment<'_>, words: &str) -> String {
         let last = |name: &str| self.flags.iter().rfind(|(flag, _)| flag == name)?.1.as_deref();
         let text = |name: &str| last(name).and_then(OsStr::to_str);
-        settings::flags_of_place(last("config").map(Path::new), text("backend"), text("namespace"))
+        let place = TypedPlace {
+            config: last("config").map(Path::new),
+            backend: text("backend"),
+            namespace: text("namespace"),
+        };
+        format!("{}{words}", place.command(env))
     }
 
     /// The first operand as it can be pasted behind a command, or `NAME`.
@@ -137,17 +140,20 @@ mod tests {
     #[test]
     fn the_place_and_the_name_are_found_wherever_they_stand() {
         for (line, place, name) in [
-            ("leasehold evict x -b redis://h:1 --namespace n --reason r", "-b redis://h:1 --namespace n ", "x"),
-            ("leasehold evict -b redis://h:1 x --reason r", "-b redis://h:1 ", "x"),
-            ("leasehold evict --reason r -qb=prod x", "-b prod ", "x"),
-            ("leasehold -b a evict --namespace=n -bprod", "-b prod --namespace n ", "NAME"),
-            ("leasehold --config /c evict --reason -r -- -x", "--config /c ", "-- -x"),
-            ("leasehold -b redis://u:secret@h release x", "-b redis://u@h ", "x"),
+            ("leasehold evict x -b redis://h:1 --namespace n --reason r", " -b redis://h:1 --namespace n", "x"),
+            ("leasehold evict -b redis://h:1 x --reason r", " -b redis://h:1", "x"),
+            ("leasehold evict --reason r -qb=prod x", " -b prod", "x"),
+            ("leasehold -b a evict --namespace=n -bprod", " -b prod --namespace n", "NAME"),
+            ("leasehold --config /c evict --reason -r -- -x", " --config /c", "-- -x"),
+            ("leasehold -b redis://u@h release x", " -b redis://u@h", "x"),
             ("leasehold run x ls -b y", "", "x"),
-            ("leasehold run -w 5 x -b y -- ls -b z", "-b y ", "x"),
+            ("leasehold run -w 5 x -b y -- ls -b z", " -b y", "x"),
+            ("leasehold -b y status x", " -b y", "x"),
+            ("leasehold status x --namespace n", " --namespace n", "x"),
         ] {
             let read = read(line);
-            assert_eq!((read.place_flags().as_str(), read.name().as_str()), (place, name), "{line}");
+            let pasted = read.to_paste(&|_| None, "list");
+            assert_eq!((pasted, read.name()), (format!("leasehold{place} list"), name.to_owned()), "{line}");
         }
     }
 }

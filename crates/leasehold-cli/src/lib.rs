@@ -11,6 +11,7 @@ mod error;
 mod exit;
 mod json;
 mod output;
+mod paste;
 mod redact;
 mod settings;
 mod shell;
@@ -50,8 +51,7 @@ pub fn main() -> ExitCode {
     report_bugs();
     let cli = match Cli::try_parse_from(&args) {
         Ok(cli) if is_without_name(&cli, &args) => {
-            Output::new(OutputStyle::resolve(&cli.global, &environment))
-                .fail(&usage::name_first(&settings::place_flags(&cli.global)));
+            Output::new(OutputStyle::resolve(&cli.global, &environment)).fail(&usage::name_first(&args));
             return ExitCode::from(exit::USAGE);
         }
         Ok(cli) => cli,
@@ -98,7 +98,8 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
         Some(message) => format!("{message}write a number"),
         None => message.to_owned(),
     };
-    let tip = usage::called_here(error).or_else(|| paragraphs.find_map(|paragraph| tip(&paragraph)));
+    let line = CommandLine::read(args);
+    let tip = usage::called_here(error, &line).or_else(|| paragraphs.find_map(|paragraph| tip(&paragraph)));
     let tip = tip.or_else(|| usage::similar_command(error));
     let invalid = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(word)) if error.kind() == ErrorKind::UnknownArgument => word.as_str(),
@@ -106,7 +107,6 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
     };
     // As for a flag that is found where the command to run should be.
     let is_flag = invalid.strip_prefix('-').is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()));
-    let line = CommandLine::read(args);
     let message = match line.command.as_deref() {
         Some(command) if is_flag => format!("{command} has no option {invalid}"),
         _ => message,
@@ -116,9 +116,9 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
         if is_number { Some(String::from("numbers and lengths of time have no sign: write 5s, not -5s")) } else { tip };
     let help = match line.command.as_deref() {
         Some("release" | "renew") if !invalid.is_empty() && !invalid.starts_with('-') => format!(
-            "a lease goes by its handle: --lease HANDLE, as `leasehold acquire` printed it; `leasehold {}evict NAME` takes \
-             a lock away from whoever holds it",
-            line.place_flags()
+            "a lease goes by its handle: --lease HANDLE, as `leasehold acquire` printed it; `{}` takes a lock away from \
+             whoever holds it",
+            line.to_paste(&environment, "evict NAME")
         ),
         Some("evict") if error.kind() == ErrorKind::MissingRequiredArgument && message.contains("--fence") => {
             usage::fence_hint(&line)
@@ -126,7 +126,7 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
         Some("check")
             if error.kind() == ErrorKind::MissingRequiredArgument && message.contains("--succeeded-within") =>
         {
-            String::from(usage::CHECK_HINT)
+            usage::check_hint(&line)
         }
         Some(command) => format!("see: leasehold {command} --help"),
         None => String::from("see: leasehold --help"),

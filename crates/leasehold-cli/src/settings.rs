@@ -15,7 +15,8 @@ use crate::{
     args::{Color, Global, LogFormat},
     config::Config,
     error::{CommandError, Result},
-    redact, shell,
+    paste::TypedPlace,
+    redact,
     variables::Environment,
 };
 
@@ -36,10 +37,8 @@ pub(crate) struct Settings {
     pub(crate) kill_after: Option<Duration>,
     /// What a child needs in its environment to reach the same locks.
     pub(crate) for_child: Vec<(&'static str, OsString)>,
-    /// The flags that say where locks live, safe to print and to paste.
-    flags: String,
-    /// `REDISCLI_AUTH=… ` before a command to paste whose URL had to leave the password out.
-    password: &'static str,
+    /// How a command to paste begins that means the same place.
+    pasted: String,
 }
 
 impl std::fmt::Debug for Settings {
@@ -55,6 +54,10 @@ impl Settings {
         let config = Config::load(asked_config.as_deref(), &usual_config_files(env))?;
 
         let (place, source) = match (&global.backend, text(env, "LEASEHOLD_URL")?) {
+            (Some(flag), _) if flag.trim().is_empty() => {
+                let failure = CommandError::config("-b is empty");
+                return Err(failure.hint("give it a URL or a profile; is the variable that has it set in this shell?"));
+            }
             (Some(flag), _) => (flag.clone(), "-b"),
             (None, Some(variable)) if variable.trim().is_empty() => {
                 let failure = CommandError::config("LEASEHOLD_URL is set but empty");
@@ -81,7 +84,6 @@ impl Settings {
         };
 
         let url = profile.map_or_else(|| place.clone(), |profile| profile.url.clone());
-        let pasted = to_paste(global, env, &url)?;
         Ok(Self {
             url,
             namespace,
@@ -89,8 +91,7 @@ impl Settings {
             ttl: config.defaults.ttl.map(|length| length.0),
             kill_after: config.defaults.kill_after.map(|length| length.0),
             for_child: for_child(global),
-            flags: place_flags(&pasted),
-            password: pasted.backend.as_deref().map(password_variable).unwrap_or_default(),
+            pasted: TypedPlace::from(global).command(env),
             profile: (!is_url).then_some(place),
         })
     }
@@ -111,7 +112,7 @@ impl Settings {
 
     /// A command line for people to paste that means the same place as this command.
     pub(crate) fn command(&self, words: &str) -> String {
-        format!("{}leasehold {}{words}", self.password, self.flags)
+        format!("{}{words}", self.pasted)
     }
 
     /// The URL as anybody may see it.
@@ -165,46 +166,6 @@ fn for_child(global: &Global) -> Vec<(&'static str, OsString)> {
     let namespace = global.namespace.as_ref().map(|namespace| ("LEASEHOLD_NAMESPACE", OsString::from(namespace)));
     let config = global.config.as_ref().map(|path| ("LEASEHOLD_CONFIG", absolute(path)));
     url.into_iter().chain(namespace).chain(config).collect()
-}
-
-/// The flags for a command to paste: as typed, and for a server as the environment says, which may have said so for
-/// this command alone. Only a URL with a password stays in the environment.
-fn to_paste(global: &Global, env: Environment<'_>, url: &str) -> Result<Global> {
-    let is_local = url.starts_with("file:") || url.starts_with("memory:");
-    let by_variable = text(env, "LEASEHOLD_URL")?.filter(|place| redact::url(place) == *place);
-    if is_local || global.backend.is_some() || by_variable.is_none() {
-        return Ok(global.clone());
-    }
-    Ok(Global {
-        backend: by_variable,
-        namespace: global.namespace.clone().or(text(env, "LEASEHOLD_NAMESPACE")?),
-        config: global.config.clone().or_else(|| env("LEASEHOLD_CONFIG").map(PathBuf::from)),
-        ..global.clone()
-    })
-}
-
-/// The variable that gives the password which this URL loses when it is printed.
-fn password_variable(url: &str) -> &'static str {
-    match url.split(':').next().unwrap_or_default() {
-        _ if redact::url(url) == url => "",
-        "postgres" | "postgresql" => "PGPASSWORD=… ",
-        _ => "REDISCLI_AUTH=… ",
-    }
-}
-
-/// `-b redis://cache --namespace billing `, without passwords.
-pub(crate) fn place_flags(global: &Global) -> String {
-    flags_of_place(global.config.as_deref(), global.backend.as_deref(), global.namespace.as_deref())
-}
-
-/// The flags that say where locks live, safe to print and to paste.
-pub(crate) fn flags_of_place(config: Option<&Path>, backend: Option<&str>, namespace: Option<&str>) -> String {
-    let config = config.map(|path| ("--config", path.to_string_lossy().into_owned()));
-    let backend = backend.map(|url| ("-b", redact::without_passwords(url)));
-    let namespace = namespace.map(|namespace| ("--namespace", namespace.to_owned()));
-    let flags = config.into_iter().chain(backend).chain(namespace);
-    let words: Vec<String> = flags.map(|(flag, value)| format!("{flag} {} ", shell::word(&value))).collect();
-    words.concat()
 }
 
 /// Whether the environment asks for machine output.
@@ -340,25 +301,6 @@ mod tests {
         let by_flag = resolve(&["-b", "p", "--namespace", "f"], &variables).unwrap();
         assert_eq!((by_flag.url.as_str(), by_flag.namespace.as_str()), ("file:///from-profile", "f"));
         assert_eq!(by_flag.profile.as_deref(), Some("p"));
-    }
-
-    #[test]
-    fn a_command_to_paste_means_the_same_place() {
-        for (flags, variables, pasted) in [
-            (&["-b", "redis://cache"][..], &[][..], "leasehold -b redis://cache list"),
-            (&["-b", "redis://:s3cret@cache/1"], &[], "REDISCLI_AUTH=… leasehold -b redis://cache/1 list"),
-            (&["-b", "postgres://a:s3cret@db/x"], &[], "PGPASSWORD=… leasehold -b postgres://a@db/x list"),
-            (&[], &[("LEASEHOLD_URL", "redis://cache")], "leasehold -b redis://cache list"),
-            (
-                &[],
-                &[("LEASEHOLD_URL", "redis://cache"), ("LEASEHOLD_NAMESPACE", "n")],
-                "leasehold -b redis://cache --namespace n list",
-            ),
-            (&[], &[("LEASEHOLD_URL", "redis://:s3cret@cache")], "leasehold list"),
-            (&[], &[("LEASEHOLD_URL", "file:///srv/locks")], "leasehold list"),
-        ] {
-            assert_eq!(resolve(flags, variables).unwrap().command("list"), pasted);
-        }
     }
 
     #[test]

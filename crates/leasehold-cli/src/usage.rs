@@ -12,6 +12,7 @@ use crate::{
     command_line::CommandLine,
     edit_distance::edit_distance,
     error::CommandError,
+    variables::environment,
 };
 
 /// All that is said about global options below the help of one command.
@@ -42,10 +43,10 @@ const ELSEWHERE: [(&str, &str); 7] = [
 ];
 
 /// What a word of other programs is called here: a command, or the end of a holder that crashed.
-pub(crate) fn called_here(error: &clap::Error) -> Option<String> {
+pub(crate) fn called_here(error: &clap::Error, line: &CommandLine) -> Option<String> {
     if let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidSubcommand) {
         let (_, ours) = ELSEWHERE.iter().find(|(theirs, _)| theirs == typed)?;
-        return Some(format!("here this is: leasehold {ours}"));
+        return Some(format!("here this is: {}", line.to_paste(&environment, ours)));
     }
     let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidValue) else { return None };
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
@@ -55,8 +56,12 @@ pub(crate) fn called_here(error: &clap::Error) -> Option<String> {
 }
 
 /// What else `check NAME` may have meant.
-pub(crate) const CHECK_HINT: &str =
-    "is it held? leasehold inspect NAME; did it succeed lately? leasehold check NAME --succeeded-within 26h";
+pub(crate) fn check_hint(line: &CommandLine) -> String {
+    let name = line.name();
+    let look = line.to_paste(&environment, &format!("inspect {name}"));
+    let check = line.to_paste(&environment, &format!("check --succeeded-within 26h {name}"));
+    format!("is it held? {look}; did it succeed lately? {check}")
+}
 
 /// The command that was meant, if one is a slip of the fingers away: clap misses letters that were swapped.
 pub(crate) fn similar_command(error: &clap::Error) -> Option<String> {
@@ -74,15 +79,15 @@ pub(crate) fn lacks_name(args: &[OsString], name: &str) -> bool {
     behind_hyphens.is_some_and(|word| word == name) && CommandLine::read(args).begins_behind_hyphens()
 }
 
-/// The error for a missing name; `place_flags` are those that say where locks live.
-pub(crate) fn name_first(place_flags: &str) -> CommandError {
+/// The error for a missing name.
+pub(crate) fn name_first(args: &[OsString]) -> CommandError {
     CommandError::usage("run needs the name of a lock before `--`")
-        .hint(format!("leasehold {place_flags}run NAME -- COMMAND…"))
+        .hint(CommandLine::read(args).to_paste(&environment, "run NAME -- COMMAND…"))
 }
 
 /// The command that shows the fence, where `evict` was not given one.
 pub(crate) fn fence_hint(line: &CommandLine) -> String {
-    format!("see the fence: leasehold {}inspect {}", line.place_flags(), line.name())
+    format!("see the fence: {}", line.to_paste(&environment, &format!("inspect {}", line.name())))
 }
 
 /// The `--log-format` of a rejected command line.

@@ -619,5 +619,6 @@ fn what_is_alike_on_every_backend_is_so_here() {
     let connections = || psql(&url, others).parse().unwrap();
     on_any_backend::a_run_that_holds_or_waits_has_one_connection(&sandbox, connections);
     on_any_backend::a_run_of_two_locks_has_two_connections(&sandbox, connections);
+    on_any_backend::a_password_stays_in_its_variable(&url.replacen('@', ":s3cret@", 1));
     on_any_backend::a_lease_tied_to_a_process(&Sandbox::on(&format!("{url}?liveness=connection")));
 }

@@ -540,4 +540,6 @@ fn what_is_alike_on_every_backend_is_so_here() {
     let sandbox = Sandbox::on(&server.url());
     on_any_backend::everything(&sandbox);
     on_any_backend::a_run_that_holds_or_waits_has_one_connection(&sandbox, || server.clients());
+    let protected = Server::with(&["--requirepass", "s3cret"]);
+    on_any_backend::a_password_stays_in_its_variable(&format!("redis://:s3cret@127.0.0.1:{}", protected.port()));
 }

@@ -4,7 +4,7 @@ use std::{fs, time::Duration};
 
 use rustix::process::Signal;
 
-use crate::sandbox::{AT_ONCE, Ran, Running, Sandbox, state_of, until};
+use crate::sandbox::{AT_ONCE, Ran, Running, Sandbox, on_any_backend::pasted, state_of, until};
 
 #[test]
 fn a_busy_lock_gives_75_and_names_its_holder() {
@@ -20,19 +20,10 @@ fn a_busy_lock_gives_75_and_names_its_holder() {
         "{ran:?}"
     );
     assert!(lines[0].contains(&format!(":{} (", holder.pid())) && lines[0].contains(") for "), "{ran:?}");
-    assert_eq!(lines[1], "leasehold:   see it: leasehold inspect hello");
+    assert_eq!(lines[1], format!("leasehold:   see it: {}", sandbox.to_paste("inspect hello")));
     for args in [&["-w", "0"][..], &["-en"], &["-e", "--nb"], &["--timeout", "0"]] {
         sandbox.run(&[&["run"], args, &["hello", "--", "echo", "never"]].concat()).assert_code(75);
     }
-}
-
-/// The command after "see it: ", run by a shell that knows the binary by its name.
-fn paste(sandbox: &Sandbox, stderr: &str) -> Ran {
-    let hint = stderr.lines().find_map(|line| line.split_once("see it: ")).unwrap().1;
-    let mut command = sandbox.command("sh");
-    let exe = std::path::Path::new(env!("CARGO_BIN_EXE_leasehold"));
-    command.args(["-c", hint]).env("PATH", format!("{}:/usr/bin:/bin", exe.parent().unwrap().display()));
-    Ran::of(command)
 }
 
 #[test]
@@ -53,7 +44,7 @@ fn a_hint_means_the_place_that_was_asked() {
         for ask in [&["run", "-n", "it's", "true"][..], &["acquire", "-w", "2", "--ttl", "1m", "it's"]] {
             let busy = Ran::of(sandbox.bare(&[flags, ask].concat()));
             busy.assert_code(75);
-            let seen = paste(&sandbox, &busy.stderr);
+            let seen = pasted(&sandbox, &busy.stderr, "see it: ", &[]);
             seen.assert_code(0);
             assert!(seen.stdout.contains("HELD"), "{seen:?}");
             for line in seen.stdout.lines().filter(|line| line.contains("leasehold ")) {

@@ -43,7 +43,8 @@ fn one_leads_and_another_takes_over() {
     );
     let none = sandbox.run(&["elect", "boss", "--leader"]);
     none.assert_code(1);
-    let told = "leasehold: nobody leads boss\nleasehold:   see who campaigns: leasehold list --waiting boss\n";
+    let list = sandbox.to_paste("list --waiting boss");
+    let told = format!("leasehold: nobody leads boss\nleasehold:   see who campaigns: {list}\n");
     assert_eq!(none.stderr, told);
     assert_eq!(sandbox.run(&["elect", "boss", "--resign"]).stderr, told);
 }

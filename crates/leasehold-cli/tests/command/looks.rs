@@ -64,8 +64,11 @@ fn a_prefix_that_no_name_has_is_told() {
     let _holder = sandbox.hold("deploy:prod");
     let told = sandbox.run(&["list", "dpeloy"]);
     told.assert_code(0);
-    let words = "leasehold: nobody holds or waits for a lock whose name begins with dpeloy\n\
-                 leasehold:   a similar name: leasehold list deploy:prod\n";
+    let words = format!(
+        "leasehold: nobody holds or waits for a lock whose name begins with dpeloy\n\
+         leasehold:   a similar name: {}\n",
+        sandbox.to_paste("list deploy:prod")
+    );
     assert_eq!(told.stderr, words);
     assert!(sandbox.run(&["list", "qqqq*"]).stderr.ends_with("begins with qqqq\n"));
     for args in [&["list", "deploy:*"][..], &["list", "--waiting", "deploy"], &["list", "--no-headers", "q"]] {
@@ -111,7 +114,8 @@ fn inspect_tells_all_about_one_lock() {
         &format!("fence     {fence}\n"),
         "waiting   1. ",
         "last 24h  2 acquired",
-        &format!("leasehold evict --fence {fence} --reason \"…\" x\n"),
+        &format!("  next      {}\n", sandbox.to_paste("history --failures x")),
+        &format!("            {}\n", sandbox.to_paste(&format!("evict --fence {fence} --reason \"…\" x"))),
     ] {
         assert!(held.contains(words), "{words}: {held}");
     }
@@ -203,7 +207,8 @@ fn evict_takes_away_what_was_looked_at_and_nothing_else() {
     let wrong = sandbox.run(&["evict", "x", "--fence", "4182", "--reason", "host gone", "--yes"]);
     wrong.assert_code(1);
     assert!(wrong.stderr.contains("nothing was changed") && wrong.stderr.contains(&fence), "{wrong:?}");
-    assert!(wrong.stderr.ends_with("leasehold:   see who holds it: leasehold inspect x\n"), "{wrong:?}");
+    let look = sandbox.to_paste("inspect x");
+    assert!(wrong.stderr.ends_with(&format!("leasehold:   see who holds it: {look}\n")), "{wrong:?}");
     sandbox.run(&["evict", "y", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(1);
     let unconfirmed = sandbox.run(&["evict", "x", "--fence", &fence, "--reason", "host gone"]);
     unconfirmed.assert_code(64);
@@ -216,7 +221,8 @@ fn evict_takes_away_what_was_looked_at_and_nothing_else() {
     assert_eq!(holder.code(), 121);
     let free = sandbox.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]);
     free.assert_code(1);
-    assert!(free.stderr.ends_with("leasehold:   see how it ended: leasehold history x\n"), "{free:?}");
+    let history = sandbox.to_paste("history x");
+    assert!(free.stderr.ends_with(&format!("leasehold:   see how it ended: {history}\n")), "{free:?}");
     let history = sandbox.run(&["history", "x"]).stdout;
     assert!(history.contains("evicted") && history.contains("host gone (by alice@"), "{history}");
     assert!(history.contains(" from 10.0.0.7)"), "{history}");

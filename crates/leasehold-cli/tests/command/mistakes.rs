@@ -72,7 +72,7 @@ fn a_server_that_hangs_up_is_described_by_what_it_did_and_not_by_the_last_moment
     assert!(!ran.stderr.contains("did not answer within"), "{ran:?}");
 }
 
-/// What is typed, and what the error says.
+/// What is typed, and what the error says, where `URL` stands for the one of the sandbox.
 const USAGE_ERRORS: &[(&[&str], &str)] = &[
     (&["run"], "<NAME>"),
     (&["run", "x"], "run needs a command"),
@@ -80,8 +80,8 @@ const USAGE_ERRORS: &[(&[&str], &str)] = &[
     (&["run", "--", "echo", "hi"], "the name of a lock before `--`"),
     (&["run", "-w", "5", "--", "echo", "hi"], "the name of a lock before `--`"),
     (&["run", "-nE", "3", "--ttl", "5s", "--", "echo", "hi"], "the name of a lock before `--`"),
-    (&["release", "x"], "`leasehold evict NAME`"),
-    (&["--namespace", "n", "-q", "renew", "x", "--ttl", "1m"], "`leasehold --namespace n evict NAME`"),
+    (&["release", "x"], "`leasehold -b URL evict NAME`"),
+    (&["--namespace", "n", "-q", "renew", "x", "--ttl", "1m"], "`leasehold -b URL --namespace n evict NAME`"),
     (&["release", "x", "-b", "redis://h:1"], "`leasehold -b redis://h:1 evict NAME`"),
     (&["--namespace", "list", "run", "--bogus", "x", "true"], "leasehold:   see: leasehold run --help\n"),
     (&["run", "x", "-c", "true", "true"], "cannot be used with"),
@@ -133,9 +133,12 @@ const USAGE_ERRORS: &[(&[&str], &str)] = &[
     (&["acquire"], "<NAME>"),
     (&["acquire", "x", "-n", "-E", "0", "--ttl", "1m"], "-E 0 would let the script go on without the lock"),
     (&["acquire", "x", "-n", "-E", "0", "--while-pid", "1"], "-E 0 would let the script go on without the lock"),
-    (&["renew", "--lease", "lh2_x"], "--ttl"),
+    (&["renew", "--lease", "lh2_x"], "--lease: "),
     (&["check"], "which lease?"),
-    (&["check", "x"], "is it held? leasehold inspect NAME"),
+    (
+        &["check", "x"],
+        "is it held? leasehold -b URL inspect x; did it succeed lately? leasehold -b URL check --succeeded-within 26h x\n",
+    ),
     (&["check", "--lease", "nonsense"], "lh2_"),
     (&["check", "--lease-file", "/nonexistent"], "/nonexistent"),
     (&["release", "--lease", "a", "--lease-file", "b"], "cannot be used with"),
@@ -144,8 +147,8 @@ const USAGE_ERRORS: &[(&[&str], &str)] = &[
     (&["elect", "x", "--leader", "--", "true"], "cannot be used with"),
     (&["elect", "--backoff", "3s..1s", "x", "true"], "shorter than the first"),
     (&["evict", "x"], "--fence"),
-    (&["evict", "x y"], "see the fence: leasehold inspect 'x y'\n"),
-    (&["--namespace", "n", "evict", "x", "--reason", "r"], "see the fence: leasehold --namespace n inspect x\n"),
+    (&["evict", "x y"], "see the fence: leasehold -b URL inspect 'x y'\n"),
+    (&["--namespace", "n", "evict", "x", "--reason", "r"], "see the fence: leasehold -b URL --namespace n inspect x\n"),
     (
         &["evict", "x", "-b", "redis://h:1", "--namespace", "n", "--reason", "r"],
         "see the fence: leasehold -b redis://h:1 --namespace n inspect x\n",
@@ -162,13 +165,13 @@ const USAGE_ERRORS: &[(&[&str], &str)] = &[
     (&["history", "--event", "relased"], "a similar value exists: 'released'\n"),
     (&["list", "--sort", "size"], "size"),
     (&["frobnicate"], "frobnicate"),
-    (&["status"], "here this is: leasehold list\n"),
-    (&["ps"], "here this is: leasehold list\n"),
-    (&["unlock", "x"], "here this is: leasehold release\n"),
-    (&["lock", "x", "true"], "here this is: leasehold run\n"),
-    (&["kill", "x"], "here this is: leasehold evict\n"),
-    (&["log"], "here this is: leasehold history\n"),
-    (&["show", "x"], "here this is: leasehold inspect\n"),
+    (&["status"], "here this is: leasehold -b URL list\n"),
+    (&["ps", "--namespace", "n"], "here this is: leasehold -b URL --namespace n list\n"),
+    (&["unlock", "x"], "here this is: leasehold -b URL release\n"),
+    (&["lock", "x", "true"], "here this is: leasehold -b URL run\n"),
+    (&["kill", "x"], "here this is: leasehold -b URL evict\n"),
+    (&["log"], "here this is: leasehold -b URL history\n"),
+    (&["show", "x"], "here this is: leasehold -b URL inspect\n"),
     (&["--frobnicate"], "--frobnicate"),
     (&["completions", "tcsh"], "tcsh"),
     (&["man", "frobnicate"], "frobnicate"),
@@ -181,7 +184,7 @@ fn usage_errors_are_told_in_a_line_and_change_nothing() {
     let too_long: (&[&str], &str) = (&["run", &long, "true"], "512 bytes");
     for (args, words) in USAGE_ERRORS.iter().copied().chain([too_long]) {
         let ran = sandbox.run(args);
-        assert_clear(&ran, 64, words);
+        assert_clear(&ran, 64, &words.replace(" -b URL ", &format!(" -b {} ", sandbox.url())));
     }
     assert!(!sandbox.path("locks").exists(), "nothing was made");
     for (args, times) in
@@ -303,7 +306,8 @@ fn a_line_for_a_shell_is_no_program() {
         [(&["echo hi; ls"][..], "'echo hi; ls'"), (&["cat<x"], "'cat<x'"), (&["echo $X", "secret"], "'echo $X …'")]
     {
         let ran = sandbox.run(&[&["run", "x", "--"], command].concat());
-        assert_clear(&ran, 127, &format!("leasehold:   for a shell command: leasehold run x -c {line}\n"));
+        let shell = sandbox.to_paste(&format!("run x -c {line}"));
+        assert_clear(&ran, 127, &format!("leasehold:   for a shell command: {shell}\n"));
     }
     for command in ["nonesuch", "/nonexistent/program"] {
         let ran = sandbox.run(&["run", "x", "--", command]);

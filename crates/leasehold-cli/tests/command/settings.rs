@@ -53,6 +53,15 @@ fn an_empty_or_mistyped_variable_is_told() {
     }
     assert!(!sandbox.path("home/.local").exists(), "no locks of this machine instead");
     run(&["-b", &sandbox.url()], "LEASEHOLD_URL", "").assert_code(0);
+    for empty in ["", " "] {
+        let refused = run(&["-b", empty], "LEASEHOLD_URL", &sandbox.url());
+        refused.assert_code(78);
+        assert!(
+            refused.stderr.starts_with("leasehold: -b is empty\nleasehold:   give it a URL or a profile"),
+            "{refused:?}"
+        );
+        assert_eq!(refused.stdout, "", "neither the locks of the variable nor those of this machine");
+    }
 
     let mistyped = run(&[], "LEASEHOLD_ULR", &sandbox.url());
     mistyped.assert_code(0);

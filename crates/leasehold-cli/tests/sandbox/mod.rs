@@ -57,6 +57,12 @@ impl Sandbox {
         self.server.clone().unwrap_or_else(|| format!("file://{}", self.path("locks").display()))
     }
 
+    /// A command as it is printed for people to paste.
+    pub(crate) fn to_paste(&self, words: &str) -> String {
+        let url = self.url();
+        if url.contains('?') { format!("leasehold -b '{url}' {words}") } else { format!("leasehold -b {url} {words}") }
+    }
+
     /// The command with these arguments, on this sandbox, without any setting of the one who runs the tests.
     pub(crate) fn leasehold(&self, args: &[&str]) -> Command {
         let mut command = self.bare(args);

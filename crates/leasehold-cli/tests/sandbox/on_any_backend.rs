@@ -12,7 +12,7 @@ use std::{
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::{Running, Sandbox, is_alive, kill, read_soon, state_of, until};
+use super::{Ran, Running, Sandbox, is_alive, kill, read_soon, state_of, until};
 
 /// All of it.
 pub(crate) fn everything(sandbox: &Sandbox) {
@@ -28,6 +28,8 @@ pub(crate) fn everything(sandbox: &Sandbox) {
     a_name_without_history_is_told(sandbox);
     a_leader_says_why_it_no_longer_leads(sandbox);
     one_who_was_evicted_is_told_by_whom(sandbox);
+    a_command_to_paste_works_in_another_shell(sandbox);
+    a_lease_is_renewed_for_as_long_as_before(sandbox);
     a_lease_tied_to_a_process(sandbox);
 }
 
@@ -277,30 +279,24 @@ pub(crate) fn a_success_counts_though_min_hold_keeps_the_lock(sandbox: &Sandbox)
     assert!(!has_succeeded("kept-2"));
 }
 
-/// The text without the `-b URL` of commands to paste, which those on a server have.
-fn without_place(sandbox: &Sandbox, text: &str) -> String {
-    let url = sandbox.url();
-    text.replace(&format!("-b {url} "), "").replace(&format!("-b '{url}' "), "")
-}
-
 /// `history NAME` distinguishes a name that nothing is known of from one that has not ended, or not in that way.
 pub(crate) fn a_name_without_history_is_told(sandbox: &Sandbox) {
     sandbox.run(&["run", "nightly-report", "--", "true"]).assert_code(0);
     for (args, hint) in [
-        (&["history", "nightyl-report"][..], "leasehold history nightly-report"),
-        (&["history", "--failures", "nightyl-report"], "leasehold history nightly-report"),
-        (&["history", "--skipped", "nightyl-report"], "leasehold history --skipped nightly-report"),
-        (&["inspect", "nightyl-report"], "leasehold inspect nightly-report"),
-        (
-            &["check", "--succeeded-within", "90m", "nightyl-report"],
-            "leasehold check --succeeded-within 1h30m nightly-report",
-        ),
-        (&["history", "qqq"], "see which names there are: leasehold history"),
+        (&["history", "nightyl-report"][..], "history nightly-report"),
+        (&["history", "--failures", "nightyl-report"], "history nightly-report"),
+        (&["history", "--skipped", "nightyl-report"], "history --skipped nightly-report"),
+        (&["inspect", "nightyl-report"], "inspect nightly-report"),
+        (&["check", "--succeeded-within", "90m", "nightyl-report"], "check --succeeded-within 1h30m nightly-report"),
+        (&["history", "qqq"], "history"),
     ] {
         let ran = sandbox.run(args);
         ran.assert_code(1);
         let words = format!("nobody holds {}, and the history has nothing of it", args.last().unwrap());
-        assert!(ran.stderr.contains(&words) && without_place(sandbox, &ran.stderr).contains(hint), "{ran:?}");
+        assert!(
+            ran.stderr.contains(&words) && ran.stderr.ends_with(&format!(": {}\n", sandbox.to_paste(hint))),
+            "{ran:?}"
+        );
         assert_eq!(ran.stdout, "");
     }
     let told = sandbox.run(&["history", "--json", "nightyl-report"]);
@@ -447,4 +443,65 @@ pub(crate) fn a_run_of_two_locks_has_two_connections(sandbox: &Sandbox, connecti
     until("it has both locks", || ready.exists());
     // The other is closed once it has not been needed for 10 s.
     until("it has one", || connections() == 1);
+}
+
+/// The command that was printed behind these words, run in a shell that knows the binary, with these variables.
+pub(crate) fn pasted(sandbox: &Sandbox, printed: &str, behind: &str, variables: &[(&str, &str)]) -> Ran {
+    let hint = printed.lines().find_map(|line| line.split_once(behind)).unwrap_or_else(|| panic!("{printed}")).1;
+    let mut command = sandbox.command("sh");
+    let folder = Path::new(env!("CARGO_BIN_EXE_leasehold")).parent().unwrap();
+    command.args(["-c", hint]).env("PATH", format!("{}:/usr/bin:/bin", folder.display()));
+    command.envs(variables.iter().copied());
+    Ran::of(command)
+}
+
+/// What the environment said is in the printed command, for a shell that has no such variables.
+fn a_command_to_paste_works_in_another_shell(sandbox: &Sandbox) {
+    let with_variables = |args: &[&str]| {
+        let mut command = sandbox.leasehold(args);
+        command.env("LEASEHOLD_NAMESPACE", "of-env");
+        Ran::of(command)
+    };
+    with_variables(&["acquire", "it's", "--ttl", "1m"]).assert_code(0);
+    let busy = with_variables(&["run", "-n", "it's", "true"]);
+    busy.assert_code(75);
+    let seen = pasted(sandbox, &busy.stderr, "see it: ", &[]);
+    seen.assert_code(0);
+    assert!(seen.stdout.contains("HELD"), "{seen:?}");
+    let seen = pasted(sandbox, &seen.stdout, "next      ", &[]);
+    seen.assert_code(0);
+    assert!(seen.stderr.contains("the history has nothing of it's: skipped once"), "{seen:?}");
+}
+
+/// A URL with the password `s3cret` is not printed but named: a shell that does not have it finds no other locks.
+pub(crate) fn a_password_stays_in_its_variable(url: &str) {
+    let sandbox = Sandbox::on(url);
+    sandbox.run(&["acquire", "it's", "--ttl", "1m"]).assert_code(0);
+    let busy = sandbox.run(&["run", "-n", "it's", "true"]);
+    busy.assert_code(75);
+    let here = pasted(&sandbox, &busy.stderr, "see it: ", &[("LEASEHOLD_URL", url)]);
+    here.assert_code(0);
+    assert!(here.stdout.contains("HELD"), "{here:?}");
+    let next = pasted(&sandbox, &here.stdout, "next      ", &[("LEASEHOLD_URL", url)]);
+    next.assert_code(0);
+    for ran in [&busy, &here, &next] {
+        assert!(!ran.stdout.contains("s3cret") && !ran.stderr.contains("s3cret"), "{ran:?}");
+    }
+    let elsewhere = pasted(&sandbox, &busy.stderr, "see it: ", &[]);
+    elsewhere.assert_code(78);
+    assert!(elsewhere.stderr.starts_with("leasehold: -b is empty\n"), "{elsewhere:?}");
+}
+
+/// `renew` without `--ttl` gives the lease as much time as it was given last.
+fn a_lease_is_renewed_for_as_long_as_before(sandbox: &Sandbox) {
+    let lease = sandbox.run(&["acquire", "renewed", "--ttl", "15m"]).stdout;
+    let renew = |args: &[&str]| sandbox.run(&[&["renew", "--json", "--lease", lease.trim()], args].concat());
+    for (args, ttl) in [(&[][..], 900_000), (&["--ttl", "1h"], 3_600_000), (&[], 3_600_000)] {
+        let renewed = renew(args);
+        renewed.assert_code(0);
+        assert_eq!(renewed.json()["ttl_ms"], ttl, "{args:?}");
+    }
+    assert!(sandbox.inspect("renewed")["holders"][0]["expires_in_ms"].as_u64().unwrap() > 3_500_000);
+    sandbox.run(&["release", "--lease", lease.trim()]).assert_code(0);
+    renew(&[]).assert_code(1);
 }
