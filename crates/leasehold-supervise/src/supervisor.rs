@@ -28,7 +28,7 @@ use nix::sys::{
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
-    process::{self, Pid, WaitOptions},
+    process::{self, Pid, WaitId, WaitIdOptions},
     time::{
         Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec as TimerSpec, timerfd_create,
         timerfd_settime,
@@ -36,11 +36,11 @@ use rustix::{
 };
 
 use crate::{
-    KillMode, Notice, Signal, Status,
+    KillMode, Notice, Signal,
     group::{self, Straggler},
     limits::POLL_INTERVAL,
     messages::{Inbox, Order, SupervisorReport},
-    raw,
+    raw::{self, ChildChange},
     terminal::Terminal,
 };
 
@@ -268,23 +268,35 @@ impl<'a> ProcessTree<'a> {
         }
     }
 
-    /// Reaps the dead, and reports what became of the command.
+    /// Reports what became of the command, and reaps the dead.
     fn reap(&mut self) {
         while let Ok(Some(_)) = self.sigchld.read_signal() {}
         loop {
-            match process::wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
-                Ok(Some((pid, status))) => {
+            match raw::changed_child() {
+                Ok(Some((pid, change))) => {
                     let is_child = pid == self.child && !self.has_ended;
-                    match (status.stopping_signal(), Status::of(status)) {
-                        (Some(signal), _) if is_child || self.has_ended => {
-                            self.report(SupervisorReport::Stopped(signal));
+                    let change = match change {
+                        ChildChange::Stopped(signal) => {
+                            if is_child || self.has_ended {
+                                self.report(SupervisorReport::Stopped(signal));
+                            }
+                            WaitIdOptions::STOPPED
                         }
-                        (None, Some(status)) if is_child => {
-                            self.has_ended = true;
-                            self.report(SupervisorReport::Ended(status));
+                        ChildChange::Ended(status) => {
+                            if is_child {
+                                self.has_ended = true;
+                                self.report(SupervisorReport::Ended(status));
+                            }
+                            WaitIdOptions::EXITED
                         }
-                        _ => {}
+                    };
+                    // Once the command is reaped, its pid may become another's, whom the one who started us would
+                    // signal unless it can read of the end by then.
+                    if pid == self.child && !self.outbox.is_empty() {
+                        return;
                     }
+                    // Only what was reported: a child that was stopped may have ended since.
+                    let _seen = process::waitid(WaitId::Pid(pid), change | WaitIdOptions::NOHANG);
                 }
                 Ok(None) => return,
                 // Whoever is orphaned becomes our child: without a child there is nobody.
@@ -398,7 +410,10 @@ impl Outbox {
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::WaitOptions;
+
     use super::*;
+    use crate::Status;
 
     #[test]
     fn a_command_whose_lease_has_ended_on_the_way_to_its_exec_does_not_run() {

@@ -11,7 +11,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::sandbox::{Running, Sandbox, is_alive, is_root, kill, parent_of, read_soon, skip, until};
+use crate::sandbox::{Running, Sandbox, is_alive, is_root, kill, parent_of, read_soon, skip, state_of, until};
 
 /// Starts a command with a grandchild in its group and one that left it, none of which listens to TERM.
 fn start(sandbox: &Sandbox, args: &[&str]) -> (Running, Vec<i32>) {
@@ -101,6 +101,31 @@ fn the_supervisor_heeds_no_signal_that_means_the_command() {
     thread::sleep(Duration::from_millis(200));
     assert!(is_alive(supervisor) && !running.has_ended());
     sandbox.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
+}
+
+/// A `run` that was stopped for long may first pass a signal on when it continues: the pid must not be another's by then.
+#[test]
+fn the_pid_of_a_command_is_not_free_before_its_end_is_reported() {
+    let sandbox = Sandbox::new();
+    let pid = sandbox.path("pid");
+    let mut running = sandbox.start(&["run", "x", "-c", &format!("echo $$ > {}; exec sleep 600", pid.display())]);
+    let child: i32 = read_soon(&pid).parse().unwrap();
+    running.signal(Signal::STOP);
+    until("it is stopped", || state_of(running.pid()) == Some('T'));
+    // Reports that nobody reads, until there is no room for more.
+    for _ in 0..2000 {
+        signal(child, Signal::STOP);
+        until("the command is stopped", || state_of(child) == Some('T'));
+        thread::sleep(Duration::from_micros(100));
+        signal(child, Signal::CONT);
+    }
+    signal(child, Signal::TERM);
+    until("the command has ended", || state_of(child).is_none_or(|state| state == 'Z'));
+    thread::sleep(Duration::from_millis(300));
+    assert_eq!(state_of(child), Some('Z'), "reaped");
+    running.signal(Signal::CONT);
+    assert_eq!(running.code(), 143);
+    assert_eq!(state_of(child), None);
 }
 
 #[test]
