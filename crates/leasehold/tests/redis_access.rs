@@ -91,6 +91,7 @@ async fn a_password_is_asked_for_and_given() {
         let error = refused(&url).await;
         assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
         assert!(error.to_string().contains("password_file="), "it says what to do: {error}");
+        assert!(!error.to_string().contains(".;"), "one sentence: {error}");
     }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("secret");
@@ -187,6 +188,8 @@ async fn doctor_names_what_endangers_locks() {
     for subject in ["reachable", "clock offset", "version", "memory", "replication", "rights"] {
         assert_eq!(told(subject).severity, Severity::Ok, "{}", told(subject).message);
     }
+    let recorded = locks.history(&HistoryFilter::new(Names::All)).await.unwrap();
+    assert!(recorded.is_empty(), "what doctor tries is recorded: {recorded:?}");
 }
 
 #[tokio::test]

@@ -207,7 +207,9 @@ pub(super) fn is_not_ready(error: &RedisError) -> bool {
 }
 
 fn text(error: &RedisError) -> String {
-    match (error.code(), error.detail()) {
+    // Our sentences go on.
+    let detail = error.detail().map(|detail| detail.trim_end_matches('.'));
+    match (error.code(), detail) {
         (Some(code), Some(detail)) => format!("{code} {detail}"),
         (_, Some(detail)) => detail.to_owned(),
         _ => error.to_string(),
