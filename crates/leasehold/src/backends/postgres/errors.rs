@@ -152,7 +152,9 @@ impl Failure {
 
     fn reported(subject: &str, grants: Grants, error: &ServerError<'_>) -> Self {
         let by_owner = |of: &str, statement: Option<String>| {
-            statement.map(|statement| format!("; the owner of the {of} lets this role in: {statement}")).unwrap_or_default()
+            statement
+                .map(|statement| format!("; the owner of the {of} lets this role in: {statement}"))
+                .unwrap_or_default()
         };
         let on_schema = by_owner("schema", grants.on_schema);
         let on_database = by_owner("database", grants.on_database);

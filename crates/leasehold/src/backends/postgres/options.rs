@@ -456,10 +456,7 @@ mod tests {
         let options = parse("postgres://o%27neil@[::1]/a%20b?schema=locks").unwrap();
         assert_eq!(options.url_of("Ada@example.com"), "'postgres://Ada%40example.com@[::1]:5432/a%20b?schema=locks'");
         assert_eq!(options.allow_statement(), "select locks.allow('o''neil')");
-        assert_eq!(
-            options.grant_on_database_statement("connect"),
-            "grant connect on database \"a b\" to \"o'neil\""
-        );
+        assert_eq!(options.grant_on_database_statement("connect"), "grant connect on database \"a b\" to \"o'neil\"");
         let options = parse("postgres://app@%2Frun%2Fpg/shop").unwrap();
         assert_eq!(options.url_of("owner"), "postgres://owner@%2Frun%2Fpg:5432/shop");
     }
