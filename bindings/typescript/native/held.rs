@@ -51,19 +51,23 @@ impl Held {
 
     /// Completes when one of the leases is lost.
     pub(crate) fn lost(&self) -> impl Future<Output = Loss> + use<> {
-        let watch = |lease: &Lease| {
-            let lease = lease.clone();
-            Box::pin(async move { lease.lost().await }) as Pin<Box<dyn Future<Output = Loss>>>
-        };
-        let mut losses: Vec<_> = self.leases.iter().map(watch).collect();
-        poll_fn(move |context| {
-            for loss in &mut losses {
-                if let Poll::Ready(loss) = loss.as_mut().poll(context) {
-                    return Poll::Ready(loss);
-                }
+        let leases = self.leases.clone();
+        async move {
+            if let [lease] = leases.as_slice() {
+                return lease.lost().await;
             }
-            Poll::Pending
-        })
+            let mut losses: Vec<Pin<Box<dyn Future<Output = Loss> + '_>>> =
+                leases.iter().map(|lease| Box::pin(lease.lost()) as _).collect();
+            poll_fn(|context| {
+                for loss in &mut losses {
+                    if let Poll::Ready(loss) = loss.as_mut().poll(context) {
+                        return Poll::Ready(loss);
+                    }
+                }
+                Poll::Pending
+            })
+            .await
+        }
     }
 
     /// Releases the leases; returns why one of them had been lost before.

@@ -33,14 +33,26 @@ use tokio::sync::{Mutex, OnceCell};
 use crate::{
     calls::Calls,
     held::{Held, OneOrAll},
-    request::{Filter, LockRequest, seconds},
+    request::{ExtraOptions, Filter, LockRequest, seconds},
 };
 
-/// The result of a call, or the loss of a lease.
+/// What came of a call: the fence of a lease that was acquired, or one of the numbers below.
+///
+/// Making an object for JavaScript costs more than all else that a call without an answer needs.
+type Answer = f64;
+
+/// It was busy, or there is nothing to tell.
+const NOTHING: Answer = -1.0;
+/// `details` has it.
+const DETAILS: Answer = -2.0;
+/// It is under way.
+const PENDING: Answer = -3.0;
+
+/// What a number cannot tell about a call, or the loss of a lease.
 #[napi(object)]
-pub struct Reply {
-    pub id: u32,
-    /// The fence of a lease that was acquired; several are in `json`.
+#[derive(Default)]
+pub struct Details {
+    /// The fence of a lease that was lost already; several are in `json`.
     pub fence: Option<f64>,
     /// Why a lease was lost.
     pub loss: Option<String>,
@@ -89,6 +101,8 @@ pub struct Client {
     calls: RefCell<Calls<Result<Done, Error>>>,
     held: RefCell<HashMap<u32, Held>>,
     watches: RefCell<HashMap<u32, Arc<Mutex<EventStream>>>>,
+    /// Of calls that ended, until JavaScript takes them.
+    details: RefCell<HashMap<u32, Details>>,
 }
 
 #[napi]
@@ -104,12 +118,25 @@ impl Client {
             calls: RefCell::new(Calls::new(wake)),
             held: RefCell::default(),
             watches: RefCell::default(),
+            details: RefCell::default(),
         })
     }
 
     /// Acquires; replies with a fence, or with nothing if it is busy and was only tried.
     #[napi]
-    pub fn acquire(&self, id: u32, request: LockRequest) -> Option<Reply> {
+    #[allow(clippy::too_many_arguments, reason = "arguments are cheaper than an object")]
+    pub fn acquire(
+        &self,
+        id: u32,
+        mode: String,
+        name: String,
+        only_try: bool,
+        wait_seconds: Option<f64>,
+        ttl_seconds: Option<f64>,
+        extra: Option<ExtraOptions>,
+    ) -> Answer {
+        let extra = extra.unwrap_or_default();
+        let request = LockRequest { mode, name, only_try, wait_seconds, ttl_seconds, extra };
         self.start(id, async move |locks| {
             Ok(request::acquire(&locks, &request).await?.map_or(Done::Nothing, Done::Acquired))
         })
@@ -117,7 +144,7 @@ impl Client {
 
     /// Releases a lease; replies with the loss if it was lost before.
     #[napi]
-    pub fn release(&self, id: u32, lease: u32, problem: Option<String>, details: Option<String>) -> Option<Reply> {
+    pub fn release(&self, id: u32, lease: u32, problem: Option<String>, details: Option<String>) -> Answer {
         // Otherwise the release itself would be told as a loss.
         self.calls.borrow_mut().cancel(lease);
         let held = self.held.borrow_mut().remove(&lease);
@@ -133,7 +160,7 @@ impl Client {
 
     /// Renews a lease for a number of seconds from now.
     #[napi]
-    pub fn renew(&self, id: u32, lease: u32, ttl: f64) -> Option<Reply> {
+    pub fn renew(&self, id: u32, lease: u32, ttl: f64) -> Answer {
         let leases = self.held.borrow().get(&lease).map(|held| held.leases.clone()).unwrap_or_default();
         self.start_any(id, async move {
             let ttl = seconds("the ttl", ttl)?;
@@ -146,25 +173,25 @@ impl Client {
 
     /// Lists leases and waiters.
     #[napi]
-    pub fn list(&self, id: u32, filter: Filter) -> Option<Reply> {
+    pub fn list(&self, id: u32, filter: Filter) -> Answer {
         self.start(id, async move |locks| Ok(Done::Json(report::page(&locks.list(&filter.listing()?).await?))))
     }
 
     /// Returns ended leases.
     #[napi]
-    pub fn history(&self, id: u32, filter: Filter) -> Option<Reply> {
+    pub fn history(&self, id: u32, filter: Filter) -> Answer {
         self.start(id, async move |locks| Ok(Done::Json(report::history(&locks.history(&filter.history()?).await?))))
     }
 
     /// Begins to watch; the watch has the id of this call.
     #[napi]
-    pub fn watch(&self, id: u32, filter: Filter) -> Option<Reply> {
+    pub fn watch(&self, id: u32, filter: Filter) -> Answer {
         self.start(id, async move |locks| Ok(Done::Watching(locks.watch(filter.names()?).await?)))
     }
 
     /// Returns the next event of a watch, or nothing if it has ended.
     #[napi]
-    pub fn next_event(&self, id: u32, watch: u32) -> Option<Reply> {
+    pub fn next_event(&self, id: u32, watch: u32) -> Answer {
         let events = self.watches.borrow().get(&watch).cloned();
         self.start_any(id, async move {
             let Some(events) = events else { return Ok(Done::Nothing) };
@@ -184,7 +211,7 @@ impl Client {
 
     /// Takes a lease away from its holder; replies with whether that fence held it.
     #[napi]
-    pub fn evict(&self, id: u32, name: String, fence: f64, reason: String) -> Option<Reply> {
+    pub fn evict(&self, id: u32, name: String, fence: f64, reason: String) -> Answer {
         self.start(id, async move |locks| {
             let evicted = locks.evict(&Resource::new(&name)?, fence_of(fence)?, &reason).await?;
             Ok(Done::Json(matches!(evicted, Evicted::Evicted { .. }).to_string()))
@@ -193,7 +220,7 @@ impl Client {
 
     /// Returns the leader of an election, or nothing.
     #[napi]
-    pub fn leader(&self, id: u32, name: String) -> Option<Reply> {
+    pub fn leader(&self, id: u32, name: String) -> Answer {
         self.start(id, async move |locks| {
             let leader = locks.election(&name).leader().await?;
             Ok(leader.map_or(Done::Nothing, |leader| Done::Json(report::leader(&leader))))
@@ -202,7 +229,7 @@ impl Client {
 
     /// Ends every wait and releases every lease.
     #[napi]
-    pub fn close(&self, id: u32) -> Option<Reply> {
+    pub fn close(&self, id: u32) -> Answer {
         let connection = self.connection.take();
         self.start_any(id, async move {
             let Some(connection) = connection else { return Ok(Done::Nothing) };
@@ -216,11 +243,17 @@ impl Client {
         })
     }
 
-    /// Returns the replies that came in, and the losses.
+    /// Returns the replies that came in, and the losses: the id of each call or lease, and what came of it.
     #[napi]
-    pub fn poll(&self) -> Vec<Reply> {
+    pub fn poll(&self) -> Vec<f64> {
         let done = self.calls.borrow_mut().poll();
-        done.into_iter().map(|(id, result)| self.reply(id, result)).collect()
+        done.into_iter().flat_map(|(id, result)| [f64::from(id), self.reply(id, result)]).collect()
+    }
+
+    /// Takes the details of a call.
+    #[napi]
+    pub fn details(&self, id: u32) -> Option<Details> {
+        self.details.borrow_mut().remove(&id)
     }
 
     /// Undoes a call that is under way.
@@ -258,49 +291,59 @@ impl Client {
     }
 
     /// Starts a call that needs the connection.
-    fn start<F>(&self, id: u32, call: impl FnOnce(Leasehold) -> F + 'static) -> Option<Reply>
+    fn start<F>(&self, id: u32, call: impl FnOnce(Leasehold) -> F + 'static) -> Answer
     where
         F: Future<Output = Result<Done, Error>>,
     {
         let Some(connection) = self.connection.borrow().clone() else {
-            return Some(Reply { id, fence: None, loss: None, json: None, error: Some(report::closed()) });
+            return self.with_details(id, Details { error: Some(report::closed()), ..Details::default() });
         };
         self.start_any(id, async move { call(connection.get().await?).await })
     }
 
-    fn start_any(&self, id: u32, call: impl Future<Output = Result<Done, Error>> + 'static) -> Option<Reply> {
+    fn start_any(&self, id: u32, call: impl Future<Output = Result<Done, Error>> + 'static) -> Answer {
         let done = self.calls.borrow_mut().start(id, call);
-        done.map(|result| self.reply(id, result))
+        done.map_or(PENDING, |result| self.reply(id, result))
     }
 
-    fn reply(&self, id: u32, result: Result<Done, Error>) -> Reply {
-        let mut reply = Reply { id, fence: None, loss: None, json: None, error: None };
-        match result {
-            Ok(Done::Acquired(held)) => self.keep(id, held, &mut reply),
-            Ok(Done::Lost(loss)) => reply.loss = Some(loss.as_str().to_owned()),
+    fn reply(&self, id: u32, result: Result<Done, Error>) -> Answer {
+        let details = match result {
+            Ok(Done::Acquired(held)) => return self.keep(id, held),
             Ok(Done::Watching(events)) => {
                 self.watches.borrow_mut().insert(id, Arc::new(Mutex::new(events)));
+                return NOTHING;
             }
-            Ok(Done::Json(json)) => reply.json = Some(json),
-            Ok(Done::Nothing) => {}
-            Err(error) => reply.error = Some(report::error(&error)),
-        }
-        reply
+            Ok(Done::Nothing) => return NOTHING,
+            Ok(Done::Lost(loss)) => Details { loss: Some(loss.as_str().to_owned()), ..Details::default() },
+            Ok(Done::Json(json)) => Details { json: Some(json), ..Details::default() },
+            Err(error) => Details { error: Some(report::error(&error)), ..Details::default() },
+        };
+        self.with_details(id, details)
+    }
+
+    fn with_details(&self, id: u32, details: Details) -> Answer {
+        self.details.borrow_mut().insert(id, details);
+        DETAILS
     }
 
     /// Keeps what was acquired until it is released, and watches it.
-    fn keep(&self, id: u32, held: Held, reply: &mut Reply) {
+    fn keep(&self, id: u32, held: Held) -> Answer {
         let lost = held.lost();
         let watch = async move { Ok(Done::Lost(lost.await)) };
-        if let Some(Ok(Done::Lost(loss))) = self.calls.borrow_mut().start(id, watch) {
-            reply.loss = Some(loss.as_str().to_owned());
-        }
-        match &held.guards {
-            OneOrAll::One(guard) => reply.fence = Some(as_number(guard.fence())),
-            OneOrAll::Detached(detached) => reply.fence = Some(as_number(detached.lease.fence())),
-            OneOrAll::All(_) => reply.json = Some(report::fences(&held.leases)),
-        }
+        let reason = match self.calls.borrow_mut().start(id, watch) {
+            Some(Ok(Done::Lost(reason))) => Some(reason.as_str().to_owned()),
+            _ => None,
+        };
+        let (fence, json) = match &held.guards {
+            OneOrAll::One(guard) => (Some(as_number(guard.fence())), None),
+            OneOrAll::Detached(detached) => (Some(as_number(detached.lease.fence())), None),
+            OneOrAll::All(_) => (None, Some(report::fences(&held.leases))),
+        };
         self.held.borrow_mut().insert(id, held);
+        match fence {
+            Some(fence) if reason.is_none() => fence,
+            _ => self.with_details(id, Details { fence, loss: reason, json, error: None }),
+        }
     }
 }
 

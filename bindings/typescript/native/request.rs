@@ -11,17 +11,24 @@ use napi_derive::napi;
 use crate::held::Held;
 
 /// What to lock, and how.
-#[napi(object)]
-pub struct LockRequest {
+pub(crate) struct LockRequest {
     /// `exclusive`, `shared`, `permit`, `leader` or `all`.
-    pub mode: String,
-    /// One name, or several for `all`.
-    pub names: Vec<String>,
+    pub(crate) mode: String,
+    pub(crate) name: String,
     /// Return at once if it is busy.
-    pub only_try: bool,
+    pub(crate) only_try: bool,
     /// Not finite: for ever.
-    pub wait_seconds: Option<f64>,
-    pub ttl_seconds: Option<f64>,
+    pub(crate) wait_seconds: Option<f64>,
+    pub(crate) ttl_seconds: Option<f64>,
+    pub(crate) extra: ExtraOptions,
+}
+
+/// What few requests have. Each property of an object costs its reader as much as several arguments do.
+#[napi(object)]
+#[derive(Default)]
+pub struct ExtraOptions {
+    /// The names of `all`.
+    pub names: Option<Vec<String>>,
     pub max_hold_seconds: Option<f64>,
     pub max_waiters: Option<u32>,
     /// False: it ends with its ttl.
@@ -46,19 +53,19 @@ macro_rules! with_options {
         if let Some(ttl) = request.ttl_seconds {
             lock = lock.ttl(seconds("ttlSeconds", ttl)?);
         }
-        if let Some(longest) = request.max_hold_seconds {
+        if let Some(longest) = request.extra.max_hold_seconds {
             lock = lock.max_hold(seconds("maxHoldSeconds", longest)?);
         }
-        if let Some(most) = request.max_waiters {
+        if let Some(most) = request.extra.max_waiters {
             lock = lock.max_waiters(most);
         }
-        if let Some(holder) = &request.holder {
+        if let Some(holder) = &request.extra.holder {
             lock = lock.holder(Holder::new(holder)?);
         }
-        if let Some(note) = &request.note {
+        if let Some(note) = &request.extra.note {
             lock = lock.note(note.as_str());
         }
-        if let Some(metadata) = &request.metadata {
+        if let Some(metadata) = &request.extra.metadata {
             lock = lock.metadata(json_object(metadata)?);
         }
         lock
@@ -67,14 +74,14 @@ macro_rules! with_options {
 
 /// Acquires the lock; returns `None` if this was a try and the lock is busy.
 pub(crate) async fn acquire(locks: &Leasehold, request: &LockRequest) -> Result<Option<Held>> {
-    let name = request.names.first().map_or("", String::as_str);
-    let is_detached = request.auto_renew == Some(false);
+    let (name, extra) = (&request.name, &request.extra);
+    let is_detached = extra.auto_renew == Some(false);
     if is_detached && matches!(request.mode.as_str(), "all" | "leader") {
         return Err(Error::invalid_config("autoRenew: false is for one lock or permit at a time"));
     }
     let lock = match request.mode.as_str() {
         "all" => {
-            let all = with_options!(locks.all(&request.names), request);
+            let all = with_options!(locks.all(extra.names.as_deref().unwrap_or_default()), request);
             return Ok(if request.only_try {
                 all.try_acquire().await?.map(Held::from)
             } else {
@@ -83,7 +90,7 @@ pub(crate) async fn acquire(locks: &Leasehold, request: &LockRequest) -> Result<
         }
         "leader" => {
             let mut election = with_options!(locks.election(name), request);
-            if let Some(value) = &request.value {
+            if let Some(value) = &extra.value {
                 election = election.value(value.as_str());
             }
             return Ok(if request.only_try {
@@ -95,8 +102,8 @@ pub(crate) async fn acquire(locks: &Leasehold, request: &LockRequest) -> Result<
         "exclusive" => locks.mutex(name),
         "shared" => locks.read(name),
         "permit" => {
-            let semaphore = locks.semaphore(name, request.limit.unwrap_or(0));
-            match request.permits {
+            let semaphore = locks.semaphore(name, extra.limit.unwrap_or(0));
+            match extra.permits {
                 Some(permits) => semaphore.permits(permits),
                 None => semaphore,
             }

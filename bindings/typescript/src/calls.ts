@@ -1,7 +1,16 @@
 // Calls of the native part as promises, and the news of lost leases.
 
 import { errorFromReport, LeaseholdError, type LossReason } from './errors.js';
-import { native, type NativeClient, type NativeConnectOptions, type Reply } from './native.js';
+import {
+  type Answer,
+  DETAILS,
+  type Details,
+  native,
+  type NativeClient,
+  type NativeConnectOptions,
+  NOTHING,
+  PENDING,
+} from './native.js';
 
 /**
  * Those with a call under way or a lease held. They must not be collected, though nothing else may refer to them: whoever
@@ -11,16 +20,18 @@ const active = new Set<Calls>();
 /** Keeps the process alive while there are any. */
 let awake: NodeJS.Timeout | undefined;
 
-interface Waiting {
-  resolve(reply: Reply): void;
+/** The result of a call, or the loss of a lease. */
+export interface Reply extends Details {
+  id: number;
 }
 
 export class Calls {
   readonly native: NativeClient;
-  readonly #waiting = new Map<number, Waiting>();
+  readonly #waiting = new Map<number, (reply: Reply) => void>();
   readonly #held = new Map<number, (reason: LossReason) => void>();
   /** The leases that keep the process alive. */
   readonly #kept = new Set<number>();
+  #isActive = false;
   #lastId = 0;
 
   constructor(url: string, options: NativeConnectOptions) {
@@ -41,17 +52,17 @@ export class Calls {
    *
    * The error is thrown here, after the `await`, so that its stack names who called.
    */
-  async call(begin: (id: number) => Reply | null, signal?: AbortSignal): Promise<Reply> {
+  async call(begin: (id: number) => Answer, signal?: AbortSignal): Promise<Reply> {
     signal?.throwIfAborted();
     const started = performance.now();
     const id = this.#newId();
-    let reply;
+    let answer;
     try {
-      reply = begin(id);
+      answer = begin(id);
     } catch (error) {
       throw configError(error);
     }
-    reply ??= await this.#reply(id, signal);
+    const reply = answer === PENDING ? await this.#reply(id, signal) : this.#read(id, answer);
     if (reply.error !== undefined) throw errorFromReport(reply.error, performance.now() - started);
     return reply;
   }
@@ -69,12 +80,14 @@ export class Calls {
 
   forget(lease: number): void {
     this.#held.delete(lease);
-    this.#kept.delete(lease);
-    this.#keepOrLetGo();
+    if (this.#kept.delete(lease)) this.#keepOrLetGo();
   }
 
   #keepOrLetGo(): void {
-    if (this.#waiting.size + this.#kept.size > 0) active.add(this);
+    const isActive = this.#waiting.size + this.#kept.size > 0;
+    if (isActive === this.#isActive) return;
+    this.#isActive = isActive;
+    if (isActive) active.add(this);
     else active.delete(this);
     awake ??= setInterval(() => {}, 2 ** 31 - 1);
     if (active.size > 0) awake.ref();
@@ -87,32 +100,49 @@ export class Calls {
     return this.#lastId;
   }
 
-  async #reply(id: number, signal: AbortSignal | undefined): Promise<Reply> {
+  #reply(id: number, signal: AbortSignal | undefined): Promise<Reply> {
+    const reply = new Promise<Reply>((resolve) => this.#waiting.set(id, resolve));
+    this.#keepOrLetGo();
+    return signal ? this.#abortable(id, reply, signal) : reply;
+  }
+
+  async #abortable(id: number, reply: Promise<Reply>, signal: AbortSignal): Promise<Reply> {
     let onAbort;
-    try {
-      return await new Promise<Reply>((resolve, reject) => {
-        this.#waiting.set(id, { resolve });
+    const aborted = new Promise<never>((_, reject) => {
+      onAbort = () => {
+        // From then on the id is that of the lease.
+        if (!this.#waiting.delete(id)) return;
+        this.native.cancel(id);
         this.#keepOrLetGo();
-        if (!signal) return;
-        onAbort = () => {
-          this.native.cancel(id);
-          reject(signal.reason);
-        };
-        signal.addEventListener('abort', onAbort, { once: true });
-      });
+        reject(signal.reason);
+      };
+      signal.addEventListener('abort', onAbort, { once: true });
+    });
+    try {
+      return await Promise.race([reply, aborted]);
     } finally {
-      this.#waiting.delete(id);
-      this.#keepOrLetGo();
-      if (onAbort) signal?.removeEventListener('abort', onAbort);
+      if (onAbort) signal.removeEventListener('abort', onAbort);
     }
   }
 
   #deliver(): void {
-    for (const reply of this.native.poll()) {
-      const waiting = this.#waiting.get(reply.id);
-      if (waiting) waiting.resolve(reply);
-      else this.#held.get(reply.id)?.(reply.loss as LossReason);
+    const answers = this.native.poll();
+    for (let at = 0; at < answers.length; at += 2) {
+      const [id, answer] = [answers[at] as number, answers[at + 1] as Answer];
+      const reply = this.#read(id, answer);
+      const resolve = this.#waiting.get(id);
+      if (resolve) {
+        this.#waiting.delete(id);
+        resolve(reply);
+      } else this.#held.get(id)?.(reply.loss as LossReason);
     }
+    this.#keepOrLetGo();
+  }
+
+  #read(id: number, answer: Answer): Reply {
+    if (answer === NOTHING) return { id };
+    if (answer === DETAILS) return { id, ...this.native.details(id) };
+    return { id, fence: answer };
   }
 }
 

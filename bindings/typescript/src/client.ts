@@ -1,15 +1,16 @@
 // Leasehold: one connection to a backend, and what can be locked on it.
 
-import { Calls } from './calls.js';
+import { Calls, type Reply } from './calls.js';
 import { LeaseholdError, type LossReason } from './errors.js';
 import { Lease, Leases } from './lease.js';
-import type { NativeConnectOptions, NativeFilter, Reply } from './native.js';
+import type { NativeConnectOptions, NativeFilter } from './native.js';
 import {
   type AllOptions,
   type AnyOptions,
   type ElectionOptions,
-  lockRequest,
   type ModeOption,
+  extraOptions,
+  number,
   type PermitOptions,
   type RequestOptions,
   type TryOptions,
@@ -134,33 +135,33 @@ export class Leasehold implements AsyncDisposable {
   }
 
   /** Waits for the lock. `await using` gives it back at the end of the block. */
-  async acquire(name: string, options: WaitOptions & ModeOption = {}): Promise<Lease> {
+  acquire(name: string, options: WaitOptions & ModeOption = {}): Promise<Lease> {
     return this.#acquire(options.mode ?? 'exclusive', name, options);
   }
 
   /** Takes the lock if it is free and nobody waits for it; `null` otherwise, which `await using` accepts. */
-  async tryAcquire(name: string, options: TryOptions & ModeOption = {}): Promise<Lease | null> {
+  tryAcquire(name: string, options: TryOptions & ModeOption = {}): Promise<Lease | null> {
     return this.#tryAcquire(options.mode ?? 'exclusive', name, options);
   }
 
   /** Waits for one of `limit` permits, or several. */
-  async acquirePermit(name: string, options: WaitOptions & PermitOptions): Promise<Lease> {
+  acquirePermit(name: string, options: WaitOptions & PermitOptions): Promise<Lease> {
     return this.#acquire('permit', name, options);
   }
 
   /** Takes a permit if one is free; `null` otherwise. */
-  async tryAcquirePermit(name: string, options: TryOptions & PermitOptions): Promise<Lease | null> {
+  tryAcquirePermit(name: string, options: TryOptions & PermitOptions): Promise<Lease | null> {
     return this.#tryAcquire('permit', name, options);
   }
 
   /** Waits for all these locks, which are taken in the order of their names. */
   async acquireAll(names: Iterable<string>, options: AllOptions = {}): Promise<Leases> {
-    return this.#leases(await this.#request('all', [...names], false, options), options);
+    return this.#leases(await this.#request('all', '', false, options, [...names]), options);
   }
 
   /** Takes all these locks if all are free; `null` otherwise. */
   async tryAcquireAll(names: Iterable<string>, options: Omit<TryOptions, 'autoRenew'> = {}): Promise<Leases | null> {
-    const reply = await this.#request('all', [...names], true, options);
+    const reply = await this.#request('all', '', true, options, [...names]);
     return reply.json === undefined ? null : this.#leases(reply, options);
   }
 
@@ -250,12 +251,12 @@ export class Leasehold implements AsyncDisposable {
   }
 
   async #acquire(mode: string, name: string, options: AnyOptions): Promise<Lease> {
-    const { id, fence, loss } = await this.#request(mode, [name], false, options);
+    const { id, fence, loss } = await this.#request(mode, name, false, options);
     return new Lease(name, fence ?? 0, this.#calls, id, loss as LossReason | undefined, options);
   }
 
   async #tryAcquire(mode: string, name: string, options: AnyOptions): Promise<Lease | null> {
-    const { id, fence, loss } = await this.#request(mode, [name], true, options);
+    const { id, fence, loss } = await this.#request(mode, name, true, options);
     if (fence === undefined) return null;
     return new Lease(name, fence, this.#calls, id, loss as LossReason | undefined, options);
   }
@@ -265,9 +266,11 @@ export class Leasehold implements AsyncDisposable {
     return new Leases(fences, this.#calls, id, loss as LossReason | undefined, options);
   }
 
-  #request(mode: string, names: string[], onlyTry: boolean, options: AnyOptions) {
-    const request = lockRequest(mode, names, onlyTry, options);
-    return this.#calls.call((id) => this.#calls.native.acquire(id, request), options.signal);
+  #request(mode: string, name: string, onlyTry: boolean, options: AnyOptions, names?: string[]): Promise<Reply> {
+    const wait = number('waitSeconds', options.waitSeconds);
+    const ttl = number('ttlSeconds', options.ttlSeconds);
+    const [{ native }, extra] = [this.#calls, extraOptions(options, names)];
+    return this.#calls.call((id) => native.acquire(id, mode, name, onlyTry, wait, ttl, extra), options.signal);
   }
 }
 

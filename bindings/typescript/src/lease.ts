@@ -230,6 +230,8 @@ function follow(signal: AbortSignal | undefined, controller: AbortController): (
 
 /** Nobody has to await this: whoever does still gets its error. */
 function handled<T>(promise: Promise<T>): Promise<T> {
-  promise.catch(() => {});
+  promise.catch(ignore);
   return promise;
 }
+
+function ignore(): void {}

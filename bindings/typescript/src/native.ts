@@ -3,21 +3,26 @@
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 
-/** The result of a call, or the loss of a lease. */
-export interface Reply {
-  id: number;
+/** What came of a call: the fence of a lease that was acquired, or one of these. */
+export type Answer = number;
+/** It was busy, or there is nothing to tell. */
+export const NOTHING = -1;
+/** `details` has it. */
+export const DETAILS = -2;
+/** It is under way; `poll` has the answer later. */
+export const PENDING = -3;
+
+/** What a number cannot tell about a call, or the loss of a lease. */
+export interface Details {
   fence?: number;
   loss?: string;
   json?: string;
   error?: string;
 }
 
-export interface LockRequest {
-  mode: string;
-  names: string[];
-  onlyTry: boolean;
-  waitSeconds?: number;
-  ttlSeconds?: number;
+/** What few requests have. */
+export interface ExtraOptions {
+  names?: string[];
   maxHoldSeconds?: number;
   maxWaiters?: number;
   autoRenew?: boolean;
@@ -39,20 +44,29 @@ export interface NativeFilter {
   until?: number;
 }
 
-/** A call returns its reply if it is done at once; otherwise `poll` returns it later. */
 export interface NativeClient {
-  acquire(id: number, request: LockRequest): Reply | null;
-  release(id: number, lease: number, problem?: string, details?: string): Reply | null;
-  renew(id: number, lease: number, ttl: number): Reply | null;
-  list(id: number, filter: NativeFilter): Reply | null;
-  history(id: number, filter: NativeFilter): Reply | null;
-  watch(id: number, filter: NativeFilter): Reply | null;
-  nextEvent(id: number, watch: number): Reply | null;
+  acquire(
+    id: number,
+    mode: string,
+    name: string,
+    onlyTry: boolean,
+    waitSeconds: number | undefined,
+    ttlSeconds: number | undefined,
+    extra: ExtraOptions | undefined,
+  ): Answer;
+  release(id: number, lease: number, problem?: string, details?: string): Answer;
+  renew(id: number, lease: number, ttl: number): Answer;
+  list(id: number, filter: NativeFilter): Answer;
+  history(id: number, filter: NativeFilter): Answer;
+  watch(id: number, filter: NativeFilter): Answer;
+  nextEvent(id: number, watch: number): Answer;
   unwatch(watch: number): void;
-  evict(id: number, name: string, fence: number, reason: string): Reply | null;
-  leader(id: number, name: string): Reply | null;
-  close(id: number): Reply | null;
-  poll(): Reply[];
+  evict(id: number, name: string, fence: number, reason: string): Answer;
+  leader(id: number, name: string): Answer;
+  close(id: number): Answer;
+  /** The ids of calls and lost leases, each followed by its answer. */
+  poll(): number[];
+  details(id: number): Details | null;
   cancel(id: number): void;
   forget(lease: number): void;
   loss(lease: number): string | null;

@@ -1,7 +1,7 @@
 // The options of each call, and the request that they make.
 
 import { LeaseholdError } from './errors.js';
-import type { LockRequest } from './native.js';
+import type { ExtraOptions } from './native.js';
 
 /** Options of every call that acquires. */
 export interface TryOptions {
@@ -65,13 +65,13 @@ export interface ElectionOptions extends Omit<TryOptions, 'autoRenew' | 'onLost'
 
 export type AnyOptions = WaitOptions & Partial<PermitOptions> & { value?: string | undefined };
 
-export function lockRequest(mode: string, names: string[], onlyTry: boolean, options: AnyOptions): LockRequest {
-  const request: LockRequest = { mode, names, onlyTry };
-  const set = <K extends keyof LockRequest>(key: K, value: LockRequest[K] | undefined) => {
-    if (value !== undefined) request[key] = value;
+/** The options that are no arguments of their own; nothing if there are none. */
+export function extraOptions(options: AnyOptions, names: string[] | undefined): ExtraOptions | undefined {
+  let extra: ExtraOptions | undefined;
+  const set = <K extends keyof ExtraOptions>(key: K, value: ExtraOptions[K] | undefined) => {
+    if (value !== undefined) (extra ??= {})[key] = value;
   };
-  set('waitSeconds', options.waitSeconds);
-  set('ttlSeconds', options.ttlSeconds);
+  set('names', names);
   set('maxHoldSeconds', options.maxHoldSeconds);
   set('maxWaiters', wholeNumber('maxWaiters', options.maxWaiters));
   set('autoRenew', options.autoRenew);
@@ -81,7 +81,13 @@ export function lockRequest(mode: string, names: string[], onlyTry: boolean, opt
   set('note', options.note);
   set('metadata', options.metadata && JSON.stringify(options.metadata));
   set('value', options.value);
-  return request;
+  return extra;
+}
+
+/** The native part would not name the option. */
+export function number(option: string, value: number | undefined): number | undefined {
+  if (value === undefined || typeof value === 'number') return value;
+  throw new LeaseholdError('CONFIG', `${option} is a number, not ${JSON.stringify(value)}`);
 }
 
 /** The native part would cut off a fraction. */
