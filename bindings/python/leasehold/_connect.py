@@ -48,7 +48,8 @@ def connect(
     locks: 30 and 10 seconds unless given; `wait=None` waits without limit.
     """
     return Leasehold(
-        url or os.environ.get("LEASEHOLD_URL") or "file:",
+        # One that is set but empty is a mistake, not a wish for locks on this machine alone.
+        url if url is not None else os.environ.get("LEASEHOLD_URL", "file:"),
         namespace=namespace or os.environ.get("LEASEHOLD_NAMESPACE"),
         holder=holder,
         ttl=ttl,

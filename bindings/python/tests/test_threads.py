@@ -169,6 +169,12 @@ def test_the_url_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, url
         assert two("x").try_acquire_sync() is None
 
 
+def test_an_empty_url_does_not_mean_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEASEHOLD_URL", "")
+    with pytest.raises(leasehold.ConfigError, match="scheme"):
+        connect().open_sync()
+
+
 def test_nothing_is_opened_until_the_first_use() -> None:
     lock = connect("redis://127.0.0.1:1")
     later = lock("x")

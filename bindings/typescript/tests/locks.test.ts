@@ -339,6 +339,7 @@ test('options that make no sense are refused, with the option named', async () =
     [() => lock.list({ name: 'a', prefix: 'b' }), /prefix/],
     [() => lock.history({ since: new Date(NaN) }), /since/],
     [() => lock.evict('name', 1.5, 'why'), /fence/],
+    [() => connected('').acquire('name'), /scheme/],
     [() => connected('nonsense://host').acquire('name'), /nonsense/],
     [() => connected('redis://127.0.0.1:1/?nonsense=1').acquire('name'), /nonsense/],
   ];
