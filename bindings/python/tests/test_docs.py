@@ -37,3 +37,16 @@ def test_the_recipes_are_those_that_are_tested() -> None:
     recipes = {name: text for name, text in BLOCKS if name}
     files = {path.stem: path.read_text() for path in (ROOT / "bindings" / "python" / "recipes").glob("*.py")}
     assert recipes == files
+
+
+def test_every_complaint_has_its_tests() -> None:
+    bindings = ROOT / "bindings"
+    in_python = "".join(path.read_text() for path in (bindings / "python" / "tests").glob("test_*.py"))
+    in_typescript = "".join(path.read_text() for path in (bindings / "typescript" / "tests").glob("*.test.ts"))
+    rows = [line.split("|") for line in (bindings / "COMPLAINTS.md").read_text().splitlines() if line.startswith("| ")]
+    assert len(rows) > 10
+    for complaint in rows[1:]:
+        names = re.findall(r"`(\w+)`", complaint[3])
+        assert names and all(f"def {name}(" in in_python for name in names), complaint
+        title = re.escape(complaint[4].strip())
+        assert re.search(rf"(?:onEach|test)\('(?:\w+: )?{title}'", in_typescript), complaint
