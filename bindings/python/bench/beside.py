@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
+from threading import local
 from typing import Any
+from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio
@@ -30,6 +33,9 @@ import servers  # noqa: E402
 ROUNDS = int(os.environ.get("ROUNDS", "11"))
 SECONDS = float(os.environ.get("SECONDS_OF_A_ROUND", "0.3"))
 HANDOFFS = 9
+
+# The floor.
+BARE = "bare commands"
 
 # Callers that take pairs side by side.
 THREADS = 16
@@ -47,6 +53,55 @@ def locks(url: str) -> dict[str, Lock]:
         "redis-py Lock": lambda number=0: client.lock(f"bench-redis-py:{number}", timeout=30),
         "python-redis-lock": lambda number=0: redis_lock.Lock(client, f"bench-python:{number}", expire=30),
     }
+
+
+FREE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
+
+
+def bare_commands(url: str) -> Callable[..., None]:
+    """Sends commands on a socket of each thread, without a client library: the floor of all that waits for the server."""
+    place = urlsplit(url)
+    threads = local()
+
+    def send(*words: str) -> None:
+        if not hasattr(threads, "connection"):
+            threads.connection = socket.create_connection((place.hostname, place.port))
+            threads.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        command = "".join(f"${len(word)}\r\n{word}\r\n" for word in words)
+        threads.connection.sendall(f"*{len(words)}\r\n{command}".encode())
+        threads.connection.recv(64)
+
+    return send
+
+
+def bare_pairs(url: str) -> Lock:
+    """What a pair cannot do without: a command that takes the lock, and one that gives it back."""
+    send = bare_commands(url)
+
+    @contextmanager
+    def lock(number: int = 0) -> Generator[None]:
+        send("SET", f"bench-bare:{number}", "token", "NX", "PX", "30000")
+        yield
+        send("EVAL", FREE, "1", f"bench-bare:{number}", "token")
+
+    return lock
+
+
+def bare_hand_offs(url: str) -> Lock:
+    """What a hand-off cannot do without: a command by which another process, which has waited, gets an answer."""
+    send = bare_commands(url)
+
+    @contextmanager
+    def lock() -> Generator[None]:
+        send("BLPOP", "bench-token", "0")
+        yield
+        send("LPUSH", "bench-token", "token")
+
+    return lock
+
+
+def hand_off_locks(url: str) -> dict[str, Lock]:
+    return {**locks(url), BARE: bare_hand_offs(url)}
 
 
 def async_locks(url: str) -> dict[str, AsyncLock]:
@@ -94,7 +149,7 @@ async def tasks_pair(lock: AsyncLock) -> float:
 
 def be_the_waiter(url: str, name: str) -> None:
     """Waits for the lock at each line of standard input, and prints when it got it."""
-    lock = locks(url)[name]
+    lock = hand_off_locks(url)[name]
     with lock():
         pass
     print("ready", flush=True)
@@ -194,11 +249,14 @@ def compare(what: str, measures: dict[str, Callable[[], float]]) -> None:
 
 def main() -> None:
     with servers.redis() as url, asyncio.Runner() as runner:
-        in_threads, in_tasks = locks(url), async_locks(url)
-        waiters = {name: Waiter(url, name) for name in in_threads}
-        compare("pair", {name: partial(pair, lock) for name, lock in in_threads.items()})
-        compare(f"pair, {THREADS} threads", {name: partial(threads_pair, lock) for name, lock in in_threads.items()})
-        compare("hand-off", {name: partial(hand_off, lock, waiters[name]) for name, lock in in_threads.items()})
+        in_tasks = async_locks(url)
+        pairs = {**locks(url), BARE: bare_pairs(url)}
+        compare("pair", {name: partial(pair, lock) for name, lock in pairs.items()})
+        compare(f"pair, {THREADS} threads", {name: partial(threads_pair, lock) for name, lock in pairs.items()})
+        bare_commands(url)("LPUSH", "bench-token", "token")
+        hand_offs = hand_off_locks(url)
+        waiters = {name: Waiter(url, name) for name in hand_offs}
+        compare("hand-off", {name: partial(hand_off, lock, waiters[name]) for name, lock in hand_offs.items()})
         for waiter in waiters.values():
             waiter.end()
 

@@ -1,7 +1,9 @@
 // Pairs, hand-off and waiters of leasehold beside other locks for Node on Redis, in interleaved rounds.
 // `bench.mjs --seconds 0.5 --rounds 7` sets how long a round takes, and how many there are.
 
-import { execFileSync } from 'node:child_process';
+import { execFileSync, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { connect as connectSocket, createServer } from 'node:net';
 import { parseArgs } from 'node:util';
 import { setTimeout as sleep } from 'node:timers/promises';
 
@@ -22,10 +24,12 @@ const [roundMs, rounds] = [Number(values.seconds) * 1000, Number(values.rounds)]
 const url = process.env.REDIS_URL;
 const ttl = 10_000;
 
-/** Each makes a client: how to acquire for ever, which returns how to release. All else is as it comes. */
-const locks = {
-  leasehold: () => {
-    const lock = connect(url);
+/** Each makes a client of these servers: how to acquire for ever, which returns how to release. All else is as it comes. */
+const redlocks = {
+  leasehold: (urls) => {
+    const hosts = urls.map((url) => new URL(url).host).join(',');
+    // As with the others, a server that has just started votes at once.
+    const lock = connect(urls.length === 1 ? urls[0] : `redlock://${hosts}?longest_ttl=0`);
     return {
       acquire: async (name) => {
         const lease = await lock.acquire(name, { ttlSeconds: ttl / 1000, waitSeconds: Infinity });
@@ -34,9 +38,12 @@ const locks = {
       close: () => lock.close(),
     };
   },
-  'redlock 5 beta': () => redlock(new Redis(url), (redis) => new (Redlock5.default ?? Redlock5)([redis], { retryCount: -1 })),
-  'redlock 4': () => redlock(new Redis(url), (redis) => new Redlock4([redis], { retryCount: -1 })),
-  'redis-semaphore': () => {
+  'redlock 5 beta': (urls) => redlock(urls, (clients) => new (Redlock5.default ?? Redlock5)(clients, { retryCount: -1 })),
+  'redlock 4': (urls) => redlock(urls, (clients) => new Redlock4(clients, { retryCount: -1 })),
+};
+const locks = {
+  ...redlocks,
+  'redis-semaphore': ([url]) => {
     const redis = new Redis(url);
     return {
       acquire: async (name) => {
@@ -49,26 +56,76 @@ const locks = {
   },
 };
 
-function redlock(redis, make) {
-  const lock = make(redis);
+/** The floor of a pair that waits for the server twice: two bare commands on a socket, without a client library. */
+const floor = {
+  'bare commands': ([url]) => {
+    const socket = connectSocket(Number(new URL(url).port), '127.0.0.1').setNoDelay();
+    const callers = [];
+    // Every answer is one line.
+    socket.on('data', (data) => {
+      for (const byte of data) if (byte === 10) callers.shift()();
+    });
+    const send = (...words) => {
+      const command = words.map((word) => `$${word.length}\r\n${word}\r\n`).join('');
+      return new Promise((resolve) => {
+        callers.push(resolve);
+        socket.write(`*${words.length}\r\n${command}`);
+      });
+    };
+    const free = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0";
+    return {
+      acquire: async (name) => {
+        await send('SET', name, 'token', 'NX', 'PX', `${ttl}`);
+        return () => send('EVAL', free, '1', name, 'token');
+      },
+      close: () => socket.destroy(),
+    };
+  },
+};
+
+function redlock(urls, make) {
+  const clients = urls.map((url) => new Redis(url));
+  const lock = make(clients);
   lock.on('error', () => {});
   return {
     acquire: async (name) => {
       const held = await (lock.acquire ? lock.acquire([name], ttl) : lock.lock(name, ttl));
       return () => (held.release ? held.release() : held.unlock());
     },
-    close: () => redis.disconnect(),
+    close: () => clients.forEach((client) => client.disconnect()),
   };
+}
+
+/** Starts servers of their own; returns their URLs. */
+async function servers(count) {
+  const started = [];
+  for (let at = 0; at < count; at++) {
+    const free = createServer().listen(0, '127.0.0.1');
+    await once(free, 'listening');
+    const { port } = free.address();
+    await new Promise((resolve) => free.close(resolve));
+    const server = spawn('redis-server', ['--port', port, '--bind', '127.0.0.1', '--save', ''], { stdio: 'ignore' });
+    process.on('exit', () => server.kill('SIGKILL'));
+    started.push(`redis://127.0.0.1:${port}`);
+  }
+  // Clients try again until theirs answers.
+  for (const url of started) {
+    const redis = new Redis(url);
+    redis.on('error', () => {});
+    await redis.ping();
+    redis.disconnect();
+  }
+  return started;
 }
 
 const median = (numbers) => [...numbers].sort((a, b) => a - b)[Math.floor(numbers.length / 2)];
 
 /** Rounds take turns, so that what else the machine does hits all alike. A ratio is the median of those of each round. */
-async function compare(title, unit, measure, isBetter) {
-  const names = Object.keys(locks);
+async function compare(title, unit, contenders, measure, isBetter) {
+  const names = Object.keys(contenders);
   const figures = Object.fromEntries(names.map((name) => [name, []]));
   for (let round = 0; round < rounds; round++) {
-    for (const name of names) figures[name].push(await measure(locks[name], `${name}:${round}`));
+    for (const name of names) figures[name].push(await measure(contenders[name], `${name}:${round}`));
   }
   console.log(`\n${title}`);
   for (const name of names) {
@@ -83,8 +140,8 @@ async function compare(title, unit, measure, isBetter) {
 }
 
 /** Pairs of acquire and release per second, by this many tasks that each have a name. */
-const pairs = (tasks) => async (make, name) => {
-  const client = make();
+const pairs = (tasks, urls) => async (make, name) => {
+  const client = make(urls);
   await (await client.acquire(`warm:${name}`))();
   let count = 0;
   const start = performance.now();
@@ -103,7 +160,7 @@ const pairs = (tasks) => async (make, name) => {
 
 /** Milliseconds from the release by one client until another, which waits, has the lock. */
 async function handOff(make, name) {
-  const clients = [make(), make()];
+  const clients = [make([url]), make([url])];
   const times = [];
   let release = await clients[0].acquire(name);
   for (let turn = 1; turn <= 5; turn++) {
@@ -123,7 +180,7 @@ async function handOff(make, name) {
 
 /** What a thousand waiters of one process cost: its CPU in percent of a core, and commands per second at the server. */
 async function waiters(make, name) {
-  const [holder, client, admin] = [make(), make(), new Redis(url)];
+  const [holder, client, admin] = [make([url]), make([url]), new Redis(url)];
   await holder.acquire(name);
   for (let i = 0; i < 1000; i++) client.acquire(name).catch(() => {});
   await sleep(1500);
@@ -140,9 +197,14 @@ if (values.waiters) {
   process.exit(0);
 }
 
-await compare('uncontended pairs, one task', 'pairs/s', pairs(1), 'more');
-await compare('uncontended pairs, 64 tasks with a name each', 'pairs/s', pairs(64), 'more');
-await compare('hand-off to a waiter of another client', 'ms', handOff, 'less');
+for (const [tasks, of] of [[1, 'one task'], [64, '64 tasks with a name each']]) {
+  await compare(`uncontended pairs, ${of}`, 'pairs/s', { ...locks, ...floor }, pairs(tasks, [url]), 'more');
+}
+const five = await servers(5);
+for (const [tasks, of] of [[1, 'one task'], [64, '64 tasks with a name each']]) {
+  await compare(`uncontended pairs over five servers, ${of}`, 'pairs/s', redlocks, pairs(tasks, five), 'more');
+}
+await compare('hand-off to a waiter of another client', 'ms', locks, handOff, 'less');
 console.log('\na thousand waiters of one process');
 // Those who poll for ever cannot be told to stop, so each has a process of its own.
 for (const name of Object.keys(locks)) {
