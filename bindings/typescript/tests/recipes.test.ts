@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { readdirSync, readFileSync } from 'node:fs';
 import { createServer } from 'node:http';
 import { type AddressInfo } from 'node:net';
-import { test } from 'node:test';
+import { after, test } from 'node:test';
 
 import { createClient } from '@supabase/supabase-js';
 import pg from 'pg';
@@ -19,6 +19,9 @@ const { GET } = await import('../recipes/next-cron-route.js');
 const { nightlyReport, task } = await import('../recipes/node-cron.js');
 const { runAsLeader } = await import('../recipes/leader.js');
 const { withSupabaseLock } = await import('../recipes/supabase.js');
+
+// Also if the test of the schedule does not run: a schedule keeps its process alive.
+after(() => task.destroy());
 
 test('express: one import at a time, and a second request is told who is at it', async () => {
   const server = app.listen(0, '127.0.0.1');
@@ -59,7 +62,6 @@ test('node-cron: of two hosts one runs the job', async () => {
   assert.deepEqual(results.sort(), ['done', 'skipped']);
   const [run] = await connected(redisUrl).history({ name: 'cron:nightly-report', limit: 1 });
   assert.equal(run?.ending, 'released');
-  await task.destroy();
 });
 
 test('a leader leads until it is stopped', async () => {
