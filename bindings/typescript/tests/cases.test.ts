@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 
 import { connect, type Lease, LeaseholdError, type Leases, type Leasehold, LockBusyError, LockLostError, type LockEvent } from 'leasehold';
@@ -315,19 +315,22 @@ function found<T>(map: Map<string, T>, name: string): T {
 const { format, cases } = JSON.parse(readFileSync('cases/cases.json', 'utf8')) as { format: number; cases: Case[] };
 assert.equal(format, 1);
 for (const kind of kinds) {
-  for (const { name, backends, steps } of cases) {
-    if (backends && !backends.includes(kind)) continue;
-    test(`${kind}: ${name}`, async () => {
-      const runner = new Runner(urls[kind]);
-      try {
-        for (const step of steps) {
-          await runner.run(step).catch((error: unknown) => {
-            throw new Error(`step ${JSON.stringify(step)}: ${String(error)}`, { cause: error });
-          });
+  // Most of a case is waiting.
+  describe(kind, { concurrency: 4 }, () => {
+    for (const { name, backends, steps } of cases) {
+      if (backends && !backends.includes(kind)) continue;
+      test(`${kind}: ${name}`, async () => {
+        const runner = new Runner(urls[kind]);
+        try {
+          for (const step of steps) {
+            await runner.run(step).catch((error: unknown) => {
+              throw new Error(`step ${JSON.stringify(step)}: ${String(error)}`, { cause: error });
+            });
+          }
+        } finally {
+          await runner.close();
         }
-      } finally {
-        await runner.close();
-      }
-    });
-  }
+      });
+    }
+  });
 }
