@@ -43,6 +43,21 @@ returns setof leasehold.answer language sql volatile as $$
     array[null]::bigint[], array[p_mode], array[case when p_mode is null then null else 1 end],
     array[case when p_mode is null then null else 2147483647 end], array[p_metadata])
 $$;
+create or replace function by_hand.ask_all(p_names text[], p_label text) returns text language sql volatile as $$
+  select string_agg(verdict::text, '' order by at) from leasehold.acquire_many('races', null, null, 'a', p_names,
+    array(select md5(p_label || n)::uuid from unnest(p_names) n), array(select 'x'::"char" from unnest(p_names)),
+    array(select 2147483647 from unnest(p_names)), array(select 2147483647 from unnest(p_names)),
+    array(select 30000000::bigint from unnest(p_names)), array(select null::int from unnest(p_names)),
+    array(select false from unnest(p_names)), array(select p_label from unnest(p_names)),
+    array(select null::text from unnest(p_names)), array(select '{}'::jsonb from unnest(p_names)),
+    array(select null::bigint from unnest(p_names)))
+$$;
+create or replace function by_hand.give_all(p_names text[], p_label text, p_history "char" default 'a', p_ending text default 'released')
+returns text language sql volatile as $$
+  select string_agg(verdict::text, '' order by at) from leasehold.release_many('races', null, p_history, p_names,
+    array(select md5(p_label || n)::uuid from unnest(p_names) n), array(select p_ending from unnest(p_names)),
+    array(select null::text from unnest(p_names)), array(select null::text from unnest(p_names)))
+$$;
 "#;
 
 fn installed() -> Arc<Postgres> {
@@ -116,6 +131,86 @@ async fn first_asks_for_a_name_do_not_wait_for_each_other_in_a_circle() {
     assert_eq!(one(&first, "select verdict from by_hand.ask('new', 'd', 'x', 30, false)").await.unwrap(), "q");
     first.batch_execute("commit").await.unwrap();
     assert_eq!(several.await.unwrap().unwrap(), "q");
+}
+
+/// Names that are free are taken by one statement, which has looked at them before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_of_free_names_is_taken_whole_or_not_at_all() {
+    const ASK: &str = "select by_hand.ask_all('{n1,n2,n3,n4,n5}', 'all')";
+    const GIVE: &str = "select by_hand.give_all('{n1,n2,n3,n4,n5}', 'all')";
+    const HELD: &str =
+        "select count(*) from leasehold.resource where namespace = 'races' and name like 'n_' and id is not null";
+    let server = patient();
+    let (first, second) = (client(&server).await, client(&server).await);
+    // The first time, the names are new.
+    for _ in 0..2 {
+        assert_eq!(one(&second, ASK).await.unwrap(), "ggggg");
+        assert_eq!(one(&second, GIVE).await.unwrap(), "fffff");
+    }
+    let recorded = "select count(distinct (id, name, fence)) || ' ' || count(*) filter (where ending = 'released' \
+                    and holder = 'all' and ended_at >= acquired_at) from leasehold.ended where namespace = 'races'";
+    assert_eq!(one(&second, recorded).await.unwrap(), "10 10");
+
+    // 1. The names are seen free. 2. One is taken. 3. The batch comes to it.
+    // Or 3. the other gives up, and times that were read before the wait would be too old.
+    for (end, held) in [("commit", "1"), ("rollback", "0")] {
+        first.batch_execute("begin; select * from by_hand.ask('n3', 'other', 'x', 30, false)").await.unwrap();
+        let all = blocked(&server, &second, ASK).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        first.batch_execute(end).await.unwrap();
+        assert!(all.await.unwrap().unwrap_err().contains("LH002"), "{end}");
+        assert_eq!(one(&second, HELD).await.unwrap(), held, "{end}");
+        one(&first, "select by_hand.give('n3', 'other')").await.unwrap();
+    }
+    // The same on the way back.
+    assert_eq!(one(&second, ASK).await.unwrap(), "ggggg");
+    let row = "begin; update leasehold.resource set note = note where namespace = 'races' and name = 'n3'";
+    first.batch_execute(row).await.unwrap();
+    let all = blocked(&server, &second, GIVE).await;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    first.batch_execute("rollback").await.unwrap();
+    assert!(all.await.unwrap().unwrap_err().contains("LH002"));
+    assert_eq!(one(&second, HELD).await.unwrap(), "5");
+
+    // A guarded transaction goes on after the release of its lease.
+    let fence = "select fence from leasehold.resource where namespace = 'races' and name = 'n4'";
+    let fence = one(&second, fence).await.unwrap();
+    first.batch_execute(&format!("begin; select leasehold.guard('n4', {fence}, 'races')")).await.unwrap();
+    assert_eq!(one(&second, GIVE).await.unwrap(), "fffff");
+    assert!(one(&second, ASK).await.unwrap_err().contains("LH002"));
+    first.batch_execute("commit").await.unwrap();
+    // One that asks twice, and endings that not everybody records.
+    let twice = one(&second, "select by_hand.ask_all('{n1,n1,n2,n3,n4}', 'all')").await.unwrap();
+    assert_eq!(twice, "ggggg");
+    let failed = "select by_hand.give_all('{n1,n2,n3,n4}', 'all', 'p', 'failed')";
+    assert_eq!(one(&second, failed).await.unwrap(), "ffff");
+    let recorded = "select count(*) from leasehold.ended where namespace = 'races' and ending = 'failed'";
+    assert_eq!(one(&second, recorded).await.unwrap(), "4");
+    assert_eq!(one(&second, "select by_hand.ask_all('{n1,n2,n3,n4}', 'all')").await.unwrap(), "gggg");
+    assert_eq!(one(&second, "select by_hand.give_all('{n1,n2,n3,n4}', 'all', 'p')").await.unwrap(), "ffff");
+}
+
+/// The statements for a batch are planned once, while the table may be tiny.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_looks_up_each_name_however_many_there_are() {
+    let server = patient();
+    let client = client(&server).await;
+    for _ in 0..8 {
+        one(&client, "select by_hand.ask_all('{n1,n2,n3,n4}', 'all')").await.unwrap();
+        one(&client, "select by_hand.give_all('{n1,n2,n3,n4}', 'all')").await.unwrap();
+    }
+    let many =
+        "insert into leasehold.resource (namespace, name) select 'races', 'other' || n from generate_series(1, 5000) n";
+    client.batch_execute(many).await.unwrap();
+    for call in ["by_hand.ask_all('{n1,n2,n3,n4}', 'all')", "by_hand.give_all('{n1,n2,n3,n4}', 'all')"] {
+        client.batch_execute("begin").await.unwrap();
+        one(&client, &format!("select {call}")).await.unwrap();
+        let read = "select seq_tup_read + idx_tup_fetch from pg_stat_xact_user_tables where relname = 'resource'";
+        let read: u32 = one(&client, read).await.unwrap().parse().unwrap();
+        client.batch_execute("commit").await.unwrap();
+        // Those of the calls before may be counted, too.
+        assert!(read < 500, "{call} read {read} rows");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -99,9 +99,14 @@ $$;
 -- it. A lock kept for each name of a statement could exhaust the server's lock table.
 create function leasehold._may_grant_free(p_namespace text, p_name text, p_freed_at timestamptz) returns boolean
 language sql volatile as $$
-  select case when p_freed_at < transaction_timestamp()
-      and pg_try_advisory_lock(leasehold._guard_lock_class(), leasehold._guard_lock(p_namespace, p_name))
-    then pg_advisory_unlock(leasehold._guard_lock_class(), leasehold._guard_lock(p_namespace, p_name)) else leasehold._may_grant(p_namespace, p_name) end
+  select p_freed_at < transaction_timestamp() and leasehold._not_guarded(p_namespace, p_name) or leasehold._may_grant(p_namespace, p_name)
+$$;
+
+-- Tests the guard lock: false while a guarded transaction is open.
+create function leasehold._not_guarded(p_namespace text, p_name text) returns boolean
+language sql volatile as $$
+  select case when pg_try_advisory_lock(leasehold._guard_lock_class(), leasehold._guard_lock(p_namespace, p_name))
+    then pg_advisory_unlock(leasehold._guard_lock_class(), leasehold._guard_lock(p_namespace, p_name)) else false end
 $$;
 
 -- Waits for a grant that is being committed, which has the guard lock exclusively, but not for guards, which share it.

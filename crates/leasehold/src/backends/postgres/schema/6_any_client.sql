@@ -83,9 +83,7 @@ begin
     and pg_sequence_last_value('leasehold.watched') is null
     -- As in _may_grant_free(): a name that was free before this transaction needs no lock that stays until commit.
     and x.freed_at < transaction_timestamp()
-    and case when leasehold._arguments_valid(p_holder_id, p_ttl_seconds, p_metadata)
-        and pg_try_advisory_lock(leasehold._guard_lock_class(), leasehold._guard_lock('default', p_lock_name))
-      then pg_advisory_unlock(leasehold._guard_lock_class(), leasehold._guard_lock('default', p_lock_name)) end;
+    and leasehold._arguments_valid(p_holder_id, p_ttl_seconds, p_metadata) and leasehold._not_guarded('default', p_lock_name);
   if found and clock_timestamp() < t + interval '10 ms' then
     return found;
   end if;
