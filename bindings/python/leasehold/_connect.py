@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import enum
-import json
 import os
-from collections.abc import Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Literal, TypeAlias, overload
+from typing import Literal, TypeAlias, Unpack, overload
 
 from . import _native
 from ._calls import run, wait
 from ._election import Election
 from ._guard import Guard, SkippingGuard
-from ._lease import Lease, Leases, OnLost
+from ._lease import Lease, Leases
 from ._lock import Lock
+from ._options import DEFAULT, AcquireOptions, AllOptions, LockOptions, Wait, to_native
 from ._records import EndedLease, LeaseInfo, many
 from ._watch import Watch
 
 
-class Default(enum.Enum):
-    """Stands for a setting that was not given."""
-
-    DEFAULT = "default"
-
-
-DEFAULT: Final = Default.DEFAULT
-
-Wait: TypeAlias = "float | None | Default"
 _LeaseInfos: TypeAlias = list[LeaseInfo]
 _EndedLeases: TypeAlias = list[EndedLease]
 
@@ -57,37 +46,6 @@ def connect(
     )
 
 
-def _options(
-    wait: Wait,
-    ttl: float | None,
-    max_hold: float | None,
-    holder: str | None,
-    note: str | None,
-    metadata: Mapping[str, Any] | None,
-    max_waiters: int | None,
-    auto_renew: bool = True,
-) -> dict[str, object] | None:
-    """The options that were given."""
-    options: dict[str, object] = {}
-    if wait is not DEFAULT:
-        options["wait"] = wait
-    if ttl is not None:
-        options["ttl"] = ttl
-    if max_hold is not None:
-        options["max_hold"] = max_hold
-    if holder is not None:
-        options["holder"] = holder
-    if note is not None:
-        options["note"] = note
-    if metadata is not None:
-        options["metadata"] = json.dumps(dict(metadata))
-    if max_waiters is not None:
-        options["max_waiters"] = max_waiters
-    if not auto_renew:
-        options["auto_renew"] = False
-    return options or None
-
-
 class Leasehold:
     """A connection to one backend, for any number of threads and tasks. Call it to name a lock."""
 
@@ -106,20 +64,7 @@ class Leasehold:
         seconds = wait if isinstance(wait, (int, float)) else None
         self._native = _native.Instance(url, namespace, holder, ttl, seconds, wait is None, clock)
 
-    def __call__(
-        self,
-        name: str,
-        *,
-        wait: Wait = DEFAULT,
-        ttl: float | None = None,
-        max_hold: float | None = None,
-        holder: str | None = None,
-        note: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        max_waiters: int | None = None,
-        auto_renew: bool = True,
-        on_lost: OnLost = "cancel",
-    ) -> Lock[Lease]:
+    def __call__(self, name: str, **options: Unpack[LockOptions]) -> Lock[Lease]:
         """A lock for one holder at a time.
 
         `wait`: how many seconds to wait at most; 0 not at all, None without limit. `ttl`: how many seconds the lease
@@ -129,166 +74,51 @@ class Leasehold:
         the lease ends with its ttl unless you renew it, and outlives this process. `on_lost`: whether the loss of the lock
         cancels the task in an `async with` block, or only sets `lease.lost`.
         """
-        options = _options(wait, ttl, max_hold, holder, note, metadata, max_waiters, auto_renew)
-        return Lock(_native.Lock(self._native, "mutex", (name,), options=options), Lease, on_lost)
+        return self._lock("mutex", name, options)
 
-    def read(
-        self,
-        name: str,
-        *,
-        wait: Wait = DEFAULT,
-        ttl: float | None = None,
-        max_hold: float | None = None,
-        holder: str | None = None,
-        note: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        max_waiters: int | None = None,
-        auto_renew: bool = True,
-        on_lost: OnLost = "cancel",
-    ) -> Lock[Lease]:
+    def read(self, name: str, **options: Unpack[LockOptions]) -> Lock[Lease]:
         """The read side of a read-write lock: readers share it."""
-        options = _options(wait, ttl, max_hold, holder, note, metadata, max_waiters, auto_renew)
-        return Lock(_native.Lock(self._native, "read", (name,), options=options), Lease, on_lost)
+        return self._lock("read", name, options)
 
-    def write(
-        self,
-        name: str,
-        *,
-        wait: Wait = DEFAULT,
-        ttl: float | None = None,
-        max_hold: float | None = None,
-        holder: str | None = None,
-        note: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        max_waiters: int | None = None,
-        auto_renew: bool = True,
-        on_lost: OnLost = "cancel",
-    ) -> Lock[Lease]:
+    def write(self, name: str, **options: Unpack[LockOptions]) -> Lock[Lease]:
         """The write side of a read-write lock, which is the same as a lock for one holder."""
-        options = _options(wait, ttl, max_hold, holder, note, metadata, max_waiters, auto_renew)
-        return Lock(_native.Lock(self._native, "write", (name,), options=options), Lease, on_lost)
+        return self._lock("write", name, options)
 
-    def semaphore(
-        self,
-        name: str,
-        limit: int,
-        *,
-        permits: int = 1,
-        wait: Wait = DEFAULT,
-        ttl: float | None = None,
-        max_hold: float | None = None,
-        holder: str | None = None,
-        note: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        max_waiters: int | None = None,
-        auto_renew: bool = True,
-        on_lost: OnLost = "cancel",
-    ) -> Lock[Lease]:
+    def semaphore(self, name: str, limit: int, *, permits: int = 1, **options: Unpack[LockOptions]) -> Lock[Lease]:
         """Permits of a semaphore: at most `limit` at a time. Everybody must name the same limit."""
-        options = _options(wait, ttl, max_hold, holder, note, metadata, max_waiters, auto_renew)
-        native = _native.Lock(self._native, "semaphore", (name,), limit, permits, options=options)
-        return Lock(native, Lease, on_lost)
+        return self._lock("semaphore", name, options, limit, permits)
 
-    def all(
-        self,
-        *names: str,
-        wait: Wait = DEFAULT,
-        ttl: float | None = None,
-        max_hold: float | None = None,
-        holder: str | None = None,
-        note: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        max_waiters: int | None = None,
-        on_lost: OnLost = "cancel",
-    ) -> Lock[Leases]:
+    def _lock(self, kind: str, name: str, options: LockOptions, limit: int = 1, permits: int = 1) -> Lock[Lease]:
+        chosen = to_native(options, LockOptions)
+        lock = _native.Lock(self._native, kind, (name,), limit, permits, options=chosen)
+        return Lock(lock, Lease, options.get("on_lost", "cancel"))
+
+    def all(self, *names: str, **options: Unpack[AllOptions]) -> Lock[Leases]:
         """Several locks together: either all of them or none. They are sorted, so that nobody deadlocks."""
-        options = _options(wait, ttl, max_hold, holder, note, metadata, max_waiters)
-        return Lock(_native.Lock(self._native, "all", names, options=options), Leases, on_lost)
+        lock = _native.Lock(self._native, "all", names, options=to_native(options, AllOptions))
+        return Lock(lock, Leases, options.get("on_lost", "cancel"))
 
-    def election(
-        self,
-        name: str,
-        *,
-        value: str | None = None,
-        wait: Wait = DEFAULT,
-        ttl: float | None = None,
-        max_hold: float | None = None,
-        holder: str | None = None,
-        note: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        max_waiters: int | None = None,
-    ) -> Election:
+    def election(self, name: str, *, value: str | None = None, **options: Unpack[AcquireOptions]) -> Election:
         """An election of one leader, which publishes `value`. Its ttl is 10 seconds, and it waits without limit, unless
         told otherwise."""
-        options = _options(wait, ttl, max_hold, holder, note, metadata, max_waiters)
-        native = _native.Lock(self._native, "election", (name,), value=value, options=options)
-        return Election(self._native, name, native)
+        chosen = to_native(options, AcquireOptions)
+        campaign = _native.Lock(self._native, "election", (name,), value=value, options=chosen)
+        return Election(self._native, name, campaign)
 
     @overload
-    def guard(
-        self,
-        name: str,
-        *,
-        on_busy: Literal["raise"] = "raise",
-        wait: Wait = DEFAULT,
-        ttl: float | None = None,
-        max_hold: float | None = None,
-        holder: str | None = None,
-        note: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        max_waiters: int | None = None,
-        auto_renew: bool = True,
-        on_lost: OnLost = "cancel",
-    ) -> Guard: ...
+    def guard(self, name: str, *, on_busy: Literal["raise"] = "raise", **options: Unpack[LockOptions]) -> Guard: ...
 
     @overload
-    def guard(
-        self,
-        name: str,
-        *,
-        on_busy: Literal["skip"],
-        wait: Wait = DEFAULT,
-        ttl: float | None = None,
-        max_hold: float | None = None,
-        holder: str | None = None,
-        note: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        max_waiters: int | None = None,
-        auto_renew: bool = True,
-        on_lost: OnLost = "cancel",
-    ) -> SkippingGuard: ...
+    def guard(self, name: str, *, on_busy: Literal["skip"], **options: Unpack[LockOptions]) -> SkippingGuard: ...
 
     def guard(
-        self,
-        name: str,
-        *,
-        on_busy: Literal["raise", "skip"] = "raise",
-        wait: Wait = DEFAULT,
-        ttl: float | None = None,
-        max_hold: float | None = None,
-        holder: str | None = None,
-        note: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        max_waiters: int | None = None,
-        auto_renew: bool = True,
-        on_lost: OnLost = "cancel",
+        self, name: str, *, on_busy: Literal["raise", "skip"] = "raise", **options: Unpack[LockOptions]
     ) -> Guard | SkippingGuard:
         """A decorator that runs a function, async or not, under a lock.
 
         With `on_busy="skip"` the function is not called when the lock is busy, and the result is None.
         """
-        lock = self(
-            name,
-            wait=wait,
-            ttl=ttl,
-            max_hold=max_hold,
-            holder=holder,
-            note=note,
-            metadata=metadata,
-            max_waiters=max_waiters,
-            auto_renew=auto_renew,
-            on_lost=on_lost,
-        )
+        lock = self(name, **options)
         return SkippingGuard(lock) if on_busy == "skip" else Guard(lock)
 
     async def open(self) -> None:

@@ -7,15 +7,14 @@ import logging
 import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Literal, Self, TypeAlias
+from typing import Self
 
 from . import _native
 from ._calls import calls_of, run, wait
 from ._errors import LeaseholdError, LockLost
+from ._options import OnLost
 
 logger = logging.getLogger("leasehold")
-
-OnLost: TypeAlias = Literal["cancel", "event"]
 
 
 class LostEvent:

@@ -11,7 +11,8 @@ from typing import Generic, TypeVar
 from . import _native
 from ._calls import run, wait
 from ._errors import NotAcquired
-from ._lease import Held, OnLost
+from ._lease import Held
+from ._options import OnLost
 
 HeldT = TypeVar("HeldT", bound=Held)
 

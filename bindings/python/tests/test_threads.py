@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import leasehold
 import pytest
@@ -210,6 +211,19 @@ def test_a_guarded_function_runs_under_the_lock(client: Client) -> None:
 
     with pytest.raises(TypeError):
         one.guard("job")(numbers)
+
+
+def test_an_option_that_there_is_not_is_refused(client: Client) -> None:
+    locks = client("one")
+    typo: dict[str, Any] = {"tll": 5}
+    with pytest.raises(TypeError, match="tll"):
+        locks("x", **typo)
+    # Those of one lock only.
+    detached: dict[str, Any] = {"auto_renew": False}
+    with pytest.raises(TypeError, match="auto_renew"):
+        locks.all("x", "y", **detached)
+    with pytest.raises(TypeError, match="auto_renew"):
+        locks.election("x", **detached)
 
 
 def test_terms_follow_each_other(client: Client) -> None:

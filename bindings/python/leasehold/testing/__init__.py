@@ -5,7 +5,8 @@ from __future__ import annotations
 import uuid
 
 from .. import _native
-from .._connect import DEFAULT, Leasehold, Wait
+from .._connect import Leasehold
+from .._options import DEFAULT, Wait
 
 
 class FakeClock:
