@@ -50,29 +50,6 @@ async fn for_ever(_lease: Lease) -> Result<(), Error> {
 }
 
 #[tokio::test]
-async fn work_under_with_stops_when_the_lease_is_evicted() {
-    let locks = locks();
-    let steps = AtomicUsize::new(0);
-    let lock = locks.mutex("r");
-    let working = lock.with(async |_lease| {
-        loop {
-            steps.fetch_add(1, Ordering::SeqCst);
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        #[allow(unreachable_code, reason = "it gives the closure its type")]
-        Ok::<(), Error>(())
-    });
-    let evicting = async {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        evict(&locks, "r").await;
-    };
-    let (outcome, ()) = tokio::join!(working, evicting);
-    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Lost);
-    assert!(steps.load(Ordering::SeqCst) > 1);
-    assert_eq!(last_ended(&locks).await.ending, Ending::Evicted);
-}
-
-#[tokio::test]
 async fn work_whose_lease_was_gone_before_its_release_is_told_so() {
     let backend = Arc::new(MemoryBackend::private(Arc::new(SystemClock)));
     let locks = Leasehold::builder().open(backend.clone()).unwrap();
@@ -102,16 +79,6 @@ async fn work_under_with_stops_when_everything_is_released() {
 }
 
 #[tokio::test]
-async fn a_failure_is_recorded_with_its_kind_and_words() {
-    let locks = locks();
-    let failed = locks.mutex("r").with(async |_lease| Err::<(), _>(Error::unavailable("no paper"))).await;
-    assert_eq!(failed.unwrap_err().kind(), ErrorKind::Unavailable);
-    let ended = last_ended(&locks).await;
-    assert_eq!(ended.ending, Ending::Failed);
-    assert_eq!(ended.problem.unwrap().to_string(), "Error: no paper");
-}
-
-#[tokio::test]
 async fn work_that_was_dropped_half_way_is_no_success() {
     let locks = locks();
     let lock = locks.mutex("r");
@@ -130,18 +97,6 @@ async fn several_leases_tell_when_one_of_them_was_lost() {
     assert_eq!(both.lost().await, Loss::Evicted);
     assert_eq!(both.check().unwrap_err().kind(), ErrorKind::Lost);
     assert_eq!(both.release().await.unwrap(), Released::Gone);
-}
-
-#[tokio::test]
-async fn all_or_nothing_leaves_nothing_and_names_the_one_in_the_way() {
-    let locks = locks();
-    let other = locks.mutex("b").acquire().await.unwrap();
-    let error = locks.all(["a", "b"]).wait(Duration::from_millis(50)).acquire().await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::WaitElapsed);
-    assert_eq!(error.resource().unwrap().as_str(), "b");
-    assert!(locks.all(["a", "b"]).try_acquire().await.unwrap().is_none());
-    assert!(locks.mutex("a").try_acquire().await.unwrap().is_some());
-    other.release().await.unwrap();
 }
 
 #[tokio::test]
@@ -188,22 +143,6 @@ async fn a_resigned_leader_goes_to_the_end_of_the_queue() {
     second.stop().await.unwrap();
     first.elected().await.unwrap();
     first.stop().await.unwrap();
-}
-
-#[tokio::test]
-async fn closing_ends_waits_and_leases_and_refuses_new_ones() {
-    let locks = locks();
-    let held = locks.mutex("r").acquire().await.unwrap();
-    let lock = locks.mutex("r").wait_forever();
-    let waiting = tokio::task::JoinSet::from_iter([async move { lock.acquire().await }]);
-    while locks.list(&ListFilter::new(Names::All)).await.unwrap().leases.len() < 2 {
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-    locks.close().await.unwrap();
-    assert_eq!(waiting.join_all().await.remove(0).unwrap_err().kind(), ErrorKind::Closed);
-    assert_eq!(held.lost().await, Loss::Released);
-    assert_eq!(locks.mutex("r").acquire().await.unwrap_err().kind(), ErrorKind::Closed);
-    assert!(locks.list(&ListFilter::new(Names::All)).await.unwrap().leases.is_empty());
 }
 
 #[tokio::test]

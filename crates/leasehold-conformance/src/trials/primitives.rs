@@ -125,7 +125,7 @@ pub(super) async fn work(context: TrialContext) {
     assert_eq!((ended[1].ending, ended[1].fence), (Ending::Released, Some(fence)));
     assert_eq!((ended[0].ending, &ended[0].holder), (Ending::Failed, two.holder()));
     let problem = ended[0].problem.as_ref().expect("what went wrong");
-    assert!(problem.details.contains("the till is closed"), "{problem:?}");
+    assert_eq!(problem.to_string(), "Error: the till is closed");
 
     let guard = one.mutex("x").acquire().await.expect("it is free again");
     let refused = two.mutex("x").try_with(async |_| Ok::<_, Error>(())).await.expect("an answer");

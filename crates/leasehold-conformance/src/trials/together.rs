@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use leasehold::{ErrorKind, Resource, lease::Ending};
+use leasehold::{ErrorKind, Loss, Resource, lease::Ending};
 use parking_lot::Mutex;
 use tokio::{task::JoinSet, time};
 
@@ -77,7 +77,7 @@ pub(super) async fn close(context: TrialContext) {
 
     time::timeout(SOON, one.close()).await.expect("closing ends").expect("an answer");
     assert_eq!(left(&two).await, 1, "what is left is the other's");
-    assert!(held.check().is_err());
+    assert_eq!(held.lost().await, Loss::Released);
     let waited = time::timeout(SOON, tasks.join_all()).await.expect("the wait ends").remove(0);
     assert_eq!(waited.expect_err("nothing was granted").kind(), ErrorKind::Closed);
     assert_eq!(one.mutex("x").try_acquire().await.expect_err("it is closed").kind(), ErrorKind::Closed);

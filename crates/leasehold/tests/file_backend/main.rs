@@ -23,8 +23,8 @@ use leasehold::{
     backends::file::{FileBackend, FileOptions},
     clock::{Clock, ManualClock, SystemClock},
     lease::{
-        Claim, Ending, EventKind, Grant, HistoryFilter, LeaseId, LeaseKey, LeaseState, ListFilter, Metadata, Names,
-        Outcome, Released, Standing, Timestamp,
+        Claim, Ending, Grant, HistoryFilter, LeaseId, LeaseKey, LeaseState, ListFilter, Metadata, Names, Outcome,
+        Released, Standing, Timestamp,
     },
 };
 

@@ -165,27 +165,6 @@ fn a_closed_instance_is_dead_to_others() {
 }
 
 #[test]
-fn a_detached_lease_outlives_its_instance_and_ends_by_the_clock() {
-    opened_by_clock(async |root, clock, a| {
-        let b = open_by(root, clock).await;
-        let lease = detached("x");
-        granted(&a, &lease).await;
-        drop(a);
-        let waiter = request("x");
-        let Decision::Queued(place) = b.acquire(&waiter).await?.value else { panic!("the lease was lost") };
-        assert_eq!(place.ask_again_in, Some(Ttl::DEFAULT.get()));
-        clock.advance(Duration::from_secs(20));
-        assert!(holds(&b, &lease).await, "whoever has the id renews");
-        clock.advance(Duration::from_secs(20));
-        assert!(waits(&b, &waiter).await);
-        clock.advance(Duration::from_secs(10));
-        assert!(holds(&b, &waiter).await);
-        assert_eq!(endings(&b, "x").await, [Ending::Expired]);
-        Ok(())
-    });
-}
-
-#[test]
 fn a_detached_lease_survives_the_kill_of_its_asker_and_a_detached_wait_does_not() {
     in_directory(async |root| {
         let mut holder = Process::start("hold detached", root, "x");
