@@ -61,11 +61,15 @@ fn those_who_are_waited_for_are_stopped_when_the_lock_is_lost() {
 #[test]
 fn those_who_are_left_run_on_without_the_lock() {
     let sandbox = Sandbox::new();
-    let (ran, pid) = sandbox.run_script(&["--stragglers", "leave"], LEAVES_A_SLEEP);
-    ran.assert_code(0);
-    assert!(is_alive(pid));
-    assert!(ran.stderr.contains(&format!("sleep ({pid}) goes on without the lock")), "{ran:?}");
-    sandbox.run(&["run", "-n", "x", "--", "true"]).assert_code(0);
+    // With `--kill-mode process` nobody looks for them.
+    for (options, are_named) in [(["--stragglers", "leave"], true), (["--kill-mode", "process"], false)] {
+        let (ran, pid) = sandbox.run_script(&options, LEAVES_A_SLEEP);
+        ran.assert_code(0);
+        assert!(is_alive(pid), "{options:?}");
+        assert_eq!(ran.stderr.contains(&format!("sleep ({pid}) goes on without the lock")), are_named, "{ran:?}");
+        sandbox.run(&["run", "-n", "x", "--", "true"]).assert_code(0);
+        fs::remove_file(sandbox.path("pid")).unwrap();
+    }
 }
 
 #[test]
@@ -174,15 +178,6 @@ fn a_daemon_may_take_the_lock_again_later() {
     sandbox.run(&["run", "x", "-c", &script]).assert_code(0);
     fs::write(gone, "").unwrap();
     assert_eq!(read_soon(&code), "0");
-}
-
-#[test]
-fn with_kill_mode_process_they_are_left_alone() {
-    let sandbox = Sandbox::new();
-    let (ran, pid) = sandbox.run_script(&["--kill-mode", "process"], LEAVES_A_SLEEP);
-    ran.assert_code(0);
-    assert!(is_alive(pid));
-    sandbox.run(&["run", "-n", "x", "--", "true"]).assert_code(0);
 }
 
 /// Only root can choose the number of a process, in a namespace of its own: for others there is nothing to see here.
