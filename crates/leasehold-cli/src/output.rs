@@ -116,19 +116,19 @@ impl Output {
         self.style
     }
 
-    /// Says a line, if somebody wants to hear it.
+    /// Writes a line, unless its level is above the one that was asked for.
     pub(crate) fn print(&self, line: Line) {
-        // Programs hear of every step; people of what matters.
-        let heard = match self.style.level {
+        // Programs get a line for every step, people only for what matters.
+        let shown = match self.style.level {
             Level::Normal if self.style.log == LogFormat::Json => Level::Verbose,
             level => level,
         };
-        if line.level <= heard {
+        if line.level <= shown {
             self.write(line);
         }
     }
 
-    /// Tells why the command ends; this is said even to those who want quiet.
+    /// Writes why the command ends, even with `--quiet`.
     pub(crate) fn fail(&self, failure: &CommandError) {
         if failure.message.is_empty() {
             return;

@@ -26,9 +26,9 @@ pub(crate) fn without_passwords(text: &str) -> String {
     let safe = url(text);
     let (address, query) = safe.split_once('?').unwrap_or((safe.as_str(), ""));
     let address = address.replace("://:***@", "://").replace(",:***@", ",").replace(":***@", "@");
-    let kept: Vec<&str> = query.split('&').filter(|pair| !pair.is_empty() && !pair.ends_with("=***")).collect();
-    let left = if kept.is_empty() { address } else { format!("{address}?{}", kept.join("&")) };
-    // It could not be told where the password ends.
+    let parameters: Vec<&str> = query.split('&').filter(|pair| !pair.is_empty() && !pair.ends_with("=***")).collect();
+    let left = if parameters.is_empty() { address } else { format!("{address}?{}", parameters.join("&")) };
+    // The end of a password could not be found.
     if left.contains(HIDDEN) { safe } else { left }
 }
 

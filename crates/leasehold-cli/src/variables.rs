@@ -53,9 +53,10 @@ mod tests {
             (&["LEASEHOLD_URL", "LEASEHOLD_HELD", "LEASEHOLD_LOCK", "LEASEHOLD_MODE", "LEASEHOLD_KEEPER"], &[]),
             (&["LEASEHOLD_TTL", "LEASEHOLD_COMPLETE", "LEASEHOLD_TEST_PLACE"], &[]),
         ] {
-            let told = mistyped(names.iter().map(OsString::from));
-            let told: Vec<(&str, &str)> = told.iter().map(|(name, meant)| (name.as_str(), *meant)).collect();
-            assert_eq!(told, found, "{names:?}");
+            let suggestions = mistyped(names.iter().map(OsString::from));
+            let suggestions: Vec<(&str, &str)> =
+                suggestions.iter().map(|(name, meant)| (name.as_str(), *meant)).collect();
+            assert_eq!(suggestions, found, "{names:?}");
         }
     }
 }

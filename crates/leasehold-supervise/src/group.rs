@@ -164,8 +164,8 @@ fn descendants_now(root: Pid, zombies: &mut HashSet<i32>) -> (Vec<ProcessRow>, b
 fn children(pid: i32) -> Option<Vec<i32>> {
     let mut children = Vec::new();
     for task in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
-        let told = fs::read_to_string(task.path().join("children")).ok()?;
-        children.extend(told.split_ascii_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
+        let text = fs::read_to_string(task.path().join("children")).ok()?;
+        children.extend(text.split_ascii_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
     }
     Some(children)
 }

@@ -16,8 +16,8 @@ enum Change {
     SteppedDown(&'static str),
 }
 
-async fn take_part(url: &str, name: &'static str, news: &UnboundedSender<Change>) -> Result<Candidate> {
-    let (elected, lost) = (news.clone(), news.clone());
+async fn take_part(url: &str, name: &'static str, changes: &UnboundedSender<Change>) -> Result<Candidate> {
+    let (elected, lost) = (changes.clone(), changes.clone());
     let election = Leasehold::connect(url).await?.election("leader:scheduler");
     election
         .holder(Holder::new(name)?)
@@ -31,11 +31,11 @@ async fn take_part(url: &str, name: &'static str, news: &UnboundedSender<Change>
 #[tokio::main]
 pub(crate) async fn main() -> Result<()> {
     let url = env::var("LEASEHOLD_URL").unwrap_or_else(|_| String::from("memory:"));
-    let (news, mut told) = unbounded_channel();
+    let (changes, mut received) = unbounded_channel();
 
-    let one = take_part(&url, "one", &news).await?;
-    assert_eq!(told.recv().await, Some(Change::Elected("one")));
-    let two = take_part(&url, "two", &news).await?;
+    let one = take_part(&url, "one", &changes).await?;
+    assert_eq!(received.recv().await, Some(Change::Elected("one")));
+    let two = take_part(&url, "two", &changes).await?;
 
     // Anyone may follow who leads, without being a candidate.
     let clients = Leasehold::connect(&url).await?;
@@ -53,8 +53,8 @@ pub(crate) async fn main() -> Result<()> {
     assert!(!two.is_leader());
 
     one.stop().await?;
-    assert_eq!(told.recv().await, Some(Change::SteppedDown("one")), "before anyone else can lead");
-    assert_eq!(told.recv().await, Some(Change::Elected("two")));
+    assert_eq!(received.recv().await, Some(Change::SteppedDown("one")), "before anyone else can lead");
+    assert_eq!(received.recv().await, Some(Change::Elected("two")));
     assert!(two.is_leader());
 
     let next = loop {

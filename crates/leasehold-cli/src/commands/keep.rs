@@ -194,8 +194,8 @@ fn watched(args: &AcquireArgs) -> Result<OwnedFd> {
 
 /// The process that a pidfd of ours refers to; -1 if it has ended.
 fn pid_of(fd: u32) -> Result<i32> {
-    let told = fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
-    told.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok()).ok_or_else(|| {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
+    info.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok()).ok_or_else(|| {
         CommandError::usage(format!("--while-fd {fd}: this is no open pidfd"))
             .hint("open one with pidfd_open(2) and let it be inherited; or use --while-pid")
     })

@@ -94,22 +94,23 @@ pub(super) async fn hints_tell_the_truth(context: TrialContext) {
     }
     instances[1].free(&writer).await;
     for (at, instance) in instances.iter().enumerate() {
-        let told = told_within_a_moment(instance).await;
+        let hinted = hinted_within_a_moment(instance).await;
         let of_this: Vec<&Request> = requests.iter().skip(at).step_by(2).collect();
-        assert_eq!(told.len(), of_this.len(), "each reader of this instance is told, and no other");
+        assert_eq!(hinted.len(), of_this.len(), "each reader of this instance is told, and no other");
         for request in of_this {
-            assert_eq!(told.get(&request.key.id), Some(&1), "{} is told once", request.holder);
+            assert_eq!(hinted.get(&request.key.id), Some(&1), "{} is told once", request.holder);
             instance.holding(request).await;
         }
     }
 }
 
-async fn told_within_a_moment(instance: &Arc<Instance>) -> BTreeMap<LeaseId, usize> {
-    let mut told = BTreeMap::new();
+/// How many hints of a grant come for each lease.
+async fn hinted_within_a_moment(instance: &Arc<Instance>) -> BTreeMap<LeaseId, usize> {
+    let mut hinted = BTreeMap::new();
     while let Some(hint) = instance.hint(MOMENT * 5).await {
         if let Hint::Granted { id, .. } = hint {
-            *told.entry(id).or_default() += 1;
+            *hinted.entry(id).or_default() += 1;
         }
     }
-    told
+    hinted
 }

@@ -41,7 +41,7 @@ pub(super) async fn listing_order(context: TrialContext) {
         one.queued(&ask(name, Claim::SHARED)).await;
     }
     let page = one.backend.list(&ListFilter::new(Names::All)).await.expect("a listing");
-    let told: Vec<String> = page
+    let listed: Vec<String> = page
         .leases
         .iter()
         .map(|lease| match lease.state {
@@ -50,7 +50,7 @@ pub(super) async fn listing_order(context: TrialContext) {
         })
         .collect();
     let of_name = |name| ["holds", "holds", "waits after 0", "waits after 1"].map(|how| format!("{name} {how}"));
-    assert_eq!(told, ["a", "b", "c"].into_iter().flat_map(of_name).collect::<Vec<_>>());
+    assert_eq!(listed, ["a", "b", "c"].into_iter().flat_map(of_name).collect::<Vec<_>>());
     assert_eq!(page.next, None);
 }
 
@@ -61,16 +61,16 @@ pub(super) async fn listing_pages(context: TrialContext) {
         one.granted(&attempt(name, Claim::EXCLUSIVE)).await;
     }
     names.sort_unstable();
-    let mut told = Vec::new();
+    let mut listed = Vec::new();
     let mut filter = ListFilter::new(Names::Prefix(String::from("page:"))).limit(10);
     for size in [10, 10, 5] {
         let page = one.backend.list(&filter).await.expect("a page");
         assert_eq!(page.leases.len(), size);
-        told.extend(page.leases.iter().map(|lease| lease.resource.as_str().to_owned()));
-        assert_eq!(page.next.as_ref().map(Resource::as_str), (size == 10).then(|| told[told.len() - 1].as_str()));
+        listed.extend(page.leases.iter().map(|lease| lease.resource.as_str().to_owned()));
+        assert_eq!(page.next.as_ref().map(Resource::as_str), (size == 10).then(|| listed[listed.len() - 1].as_str()));
         filter.after = page.next;
     }
-    assert_eq!(told, names);
+    assert_eq!(listed, names);
 }
 
 pub(super) async fn any_name(context: TrialContext) {
@@ -206,20 +206,20 @@ pub(super) async fn history_filters(context: TrialContext) {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     let all = HistoryFilter::new(Names::Prefix(String::from("job:")));
-    let tell = async |filter: HistoryFilter| one.backend.history(&filter).await.expect("a history");
-    let told = tell(all.clone()).await;
-    assert_eq!(told.len(), 6);
-    assert!(told.is_sorted_by_key(|ended| std::cmp::Reverse(ended.ended_at)), "newest first");
+    let history = async |filter: HistoryFilter| one.backend.history(&filter).await.expect("a history");
+    let ended = history(all.clone()).await;
+    assert_eq!(ended.len(), 6);
+    assert!(ended.is_sorted_by_key(|ended| std::cmp::Reverse(ended.ended_at)), "newest first");
 
-    let holders = |told: &[EndedLease]| told.iter().map(|ended| ended.holder.clone()).collect::<Vec<_>>();
-    let newest = tell(all.clone().limit(2)).await;
-    assert_eq!(holders(&newest), holders(&told[..2]));
-    let next = tell(all.clone().limit(2).until(newest[1].ended_at)).await;
-    assert_eq!(holders(&next), holders(&told[2..4]));
-    let since = tell(all.clone().since(told[2].ended_at)).await;
-    assert_eq!(holders(&since), holders(&told[..3]));
-    let failures = tell(all.failures(true)).await;
-    assert_eq!(holders(&failures), holders(&told[4..]));
+    let holders = |leases: &[EndedLease]| leases.iter().map(|lease| lease.holder.clone()).collect::<Vec<_>>();
+    let newest = history(all.clone().limit(2)).await;
+    assert_eq!(holders(&newest), holders(&ended[..2]));
+    let next = history(all.clone().limit(2).until(newest[1].ended_at)).await;
+    assert_eq!(holders(&next), holders(&ended[2..4]));
+    let since = history(all.clone().since(ended[2].ended_at)).await;
+    assert_eq!(holders(&since), holders(&ended[..3]));
+    let failures = history(all.failures(true)).await;
+    assert_eq!(holders(&failures), holders(&ended[4..]));
     assert_eq!(one.history("job:a").await.len(), 3);
 }
 

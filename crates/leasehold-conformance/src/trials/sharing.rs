@@ -63,8 +63,8 @@ pub(super) async fn downgrade(context: TrialContext) {
     let grant = one.granted(&writer).await;
     two.queued(&reader).await;
     two.queued(&next).await;
-    let kept = one.renew(renewal(&writer).downgrade(Claim::SHARED)).await;
-    assert_eq!(kept, Standing::Holding(grant), "less is held under the same fence");
+    let standing = one.renew(renewal(&writer).downgrade(Claim::SHARED)).await;
+    assert_eq!(standing, Standing::Holding(grant), "less is held under the same fence");
     two.holding(&reader).await;
     two.queued(&next).await;
     one.free(&writer).await;

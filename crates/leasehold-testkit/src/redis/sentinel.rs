@@ -73,10 +73,10 @@ impl Sentinel {
         format!("redis+sentinel://127.0.0.1:1,127.0.0.1:{}/mymaster", self.port.number)
     }
 
-    /// The master's port, as the sentinel tells it.
+    /// The master's port, as the sentinel reports it.
     pub fn master(&self) -> u16 {
-        let told = self.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"]).expect("it answers");
-        told.parts()[1].to_string().parse().expect("a port")
+        let address = self.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"]).expect("it answers");
+        address.parts()[1].to_string().parse().expect("a port")
     }
 
     /// Waits until the replica has all that the first master has written by now.

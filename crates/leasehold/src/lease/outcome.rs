@@ -68,9 +68,9 @@ impl Outcome {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Ending {
-    /// Its holder released it; the work was done.
+    /// The holder released it after the work was done.
     Released,
-    /// Its holder released it; the work had failed.
+    /// The holder released it after the work had failed.
     Failed,
     /// It expired: nobody renewed it.
     Expired,

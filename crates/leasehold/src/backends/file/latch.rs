@@ -43,7 +43,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 const LARGEST_BUFFER: usize = 1 << 20;
 /// Guards the rotation of history and the compaction of run records.
 const HISTORY: &str = "history";
-/// The content of a new latch file. It is as long as every later fence, so that storing one needs no disk space.
+/// The content of a new latch file. It is as long as every later fence, so that storing a fence never needs more disk space.
 pub(super) const NO_FENCE: &str = "0000000000000000\n";
 
 /// The numbers of all latches that guard records.

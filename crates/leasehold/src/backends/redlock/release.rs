@@ -134,10 +134,11 @@ pub(super) fn everywhere_later(shared: Arc<RedlockShared>, key: LeaseKey, outcom
 }
 
 impl Round {
-    /// Gives back what was granted so far, except that of the queue node if that is kept.
+    /// Gives back what was granted so far, except at the queue node if the cleanup keeps the position there.
     pub(super) async fn give_back(&mut self, cleanup: Cleanup) {
-        let kept = matches!(cleanup, Cleanup::KeepPosition).then_some(self.queue_node);
-        let granted: Vec<usize> = self.grants().into_iter().map(|(at, _)| at).filter(|at| Some(*at) != kept).collect();
+        let spared = matches!(cleanup, Cleanup::KeepPosition).then_some(self.queue_node);
+        let granted: Vec<usize> =
+            self.grants().into_iter().map(|(at, _)| at).filter(|at| Some(*at) != spared).collect();
         for at in &granted {
             self.votes[*at] = Vote::Gone;
         }

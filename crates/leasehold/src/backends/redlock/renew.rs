@@ -25,7 +25,7 @@ enum RenewalPlan {
     All(Option<Arc<Tracked>>),
     /// Renew at its queue node; no round for it may run meanwhile.
     AtQueue { tracked: Arc<Tracked>, queue_node: usize, round_lock: RoundLock },
-    /// It is over, even if some nodes still have it.
+    /// The lease is over, even if some nodes still have it.
     Over(Arc<Tracked>),
 }
 

@@ -83,7 +83,7 @@ pub(super) enum RoundEnd {
     WrongShape(Shape),
     /// The queue node no longer knows it.
     Gone,
-    /// The queue node granted it, too few others did.
+    /// The queue node granted the lease, but too few other nodes did.
     NoMajority(Busy),
     /// Too few nodes can be counted on.
     Unreachable(Error),
