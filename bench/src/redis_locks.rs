@@ -7,7 +7,11 @@ use leasehold::Leasehold;
 use leasehold_testkit::redis::Server;
 use redis::{RedisError, Script, aio::MultiplexedConnection};
 
-use crate::{Result, pairs};
+use crate::{
+    Result,
+    comparison::{Contender, Spread},
+    pairs,
+};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -141,6 +145,27 @@ pub(crate) fn server_cpu(server: &Server) -> f64 {
     let info = server.ask(&["INFO", "cpu"]).to_string();
     let seconds = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok());
     (seconds("used_cpu_user:").unwrap_or(f64::NAN) + seconds("used_cpu_sys:").unwrap_or(f64::NAN)) * 1e6
+}
+
+/// What an operation of a contender costs the server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ServerCost {
+    /// Processor time in µs.
+    pub(crate) cpu: f64,
+    /// Calls of scripts.
+    pub(crate) scripts: f64,
+}
+
+/// The median cost of an operation, of three runs of `count` operations.
+pub(crate) fn server_cost(server: &Server, contender: &Contender<'_>, count: u64) -> Result<ServerCost> {
+    let (mut cpu, mut scripts) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        let before = (server_cpu(server), scripts_called(server));
+        (contender.operate)(count)?;
+        cpu.push((server_cpu(server) - before.0) / count as f64);
+        scripts.push((scripts_called(server) - before.1) / count as f64);
+    }
+    Ok(ServerCost { cpu: Spread::of(cpu).median, scripts: Spread::of(scripts).median })
 }
 
 /// How many scripts clients have called since the last reset: all that leasehold sends about leases.

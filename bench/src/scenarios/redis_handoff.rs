@@ -19,6 +19,7 @@ use tokio::{
 };
 
 use super::prelude::*;
+use crate::redis_locks::server_cost;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "redis-handoff",
@@ -33,26 +34,29 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
     let locks = runtime.block_on(Leasehold::builder().wait_forever().connect(&server.url()))?;
     let push = runtime.block_on(PushLock::open(&server))?;
     for waiters in [16, 64] {
-        let scores = compare(
-            effort,
-            &[
-                pairs::turns(&runtime, waiters, &locks),
-                Contender::new("push", |count| {
-                    pairs::spread(&runtime, waiters, count, |_, count| {
-                        let mut push = push.clone();
-                        async move {
-                            for _ in 0..count {
-                                push.acquire().await?;
-                                yield_now().await;
-                                push.release().await?;
-                            }
-                            Ok(())
+        let contenders = [
+            pairs::turns(&runtime, waiters, &locks),
+            Contender::new("push", |count| {
+                pairs::spread(&runtime, waiters, count, |_, count| {
+                    let mut push = push.clone();
+                    async move {
+                        for _ in 0..count {
+                            push.acquire().await?;
+                            yield_now().await;
+                            push.release().await?;
                         }
-                    })
-                }),
-            ],
-        )?;
+                        Ok(())
+                    }
+                })
+            }),
+        ];
+        let scores = compare(effort, &contenders)?;
         section.contenders(&scores);
+        for contender in &contenders {
+            let (cost, name) = (server_cost(&server, contender, 10_000)?, contender.name);
+            section.figure(format!("{waiters} waiters: server processor time of {name}"), cost.cpu, "µs", None);
+            section.figure(format!("{waiters} waiters: script calls of {name}"), cost.scripts, "", None);
+        }
         section.ratio(format!("{waiters} waiters: rate, beside push"), scores[1].ratio, Bar::AtLeast(0.8));
     }
     runtime.block_on(locks.close())?;

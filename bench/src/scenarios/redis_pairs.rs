@@ -6,7 +6,7 @@ use tokio::runtime::Runtime;
 use super::prelude::*;
 use crate::{
     comparison::Score,
-    redis_locks::{Locks, RedisLock, server_cpu},
+    redis_locks::{Locks, RedisLock, server_cost},
     redis_workers::RedisWorkers,
 };
 
@@ -80,17 +80,10 @@ pub(super) fn by_processes(effort: Effort, ports: &[u16]) -> Result<Vec<Score>> 
 
 /// The processor time that each contender costs the server.
 fn server_costs(server: &Server, contenders: &[Contender<'_>], section: &mut Section) -> Result<()> {
-    const PAIRS: u64 = 20_000;
     for contender in contenders {
-        let cost = |_| {
-            let before = server_cpu(server);
-            (contender.operate)(PAIRS)?;
-            Ok((server_cpu(server) - before) / PAIRS as f64)
-        };
-        let costs = (0..3).map(cost).collect::<Result<Vec<f64>>>()?;
         let bar = (contender.name == RedisLock::Leasehold.name()).then_some(Bar::AtMost(7.0));
         let what = format!("64 tasks: server processor time of {}'s pair", contender.name);
-        section.figure(what, Spread::of(costs).median, "µs", bar);
+        section.figure(what, server_cost(server, contender, 20_000)?.cpu, "µs", bar);
     }
     Ok(())
 }

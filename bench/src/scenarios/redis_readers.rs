@@ -4,6 +4,7 @@ use leasehold::Leasehold;
 use leasehold_testkit::redis::Server;
 
 use super::prelude::*;
+use crate::redis_locks::server_cost;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "redis-readers",
@@ -19,33 +20,36 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
     let server = Server::start();
     let runtime = two_workers()?;
     let locks = runtime.block_on(Leasehold::builder().wait_forever().connect(&server.url()))?;
-    let scores = compare(
-        effort,
-        &[
-            Contender::new("95 % readers", |count| {
-                pairs::spread(&runtime, TASKS, count, |task, count| {
-                    let locks = locks.clone();
-                    async move {
-                        let (read, write) = (locks.read("config"), locks.write("config"));
-                        for number in 0..count {
-                            // Writers come one by one, not all 64 at once.
-                            let writes = (number + task) % LOCKS_FOR_ONE_WRITE == 0;
-                            let lock = if writes { &write } else { &read };
-                            lock.acquire().await?.release().await?;
-                        }
-                        Ok(())
+    let contenders = [
+        Contender::new("95 % readers", |count| {
+            pairs::spread(&runtime, TASKS, count, |task, count| {
+                let locks = locks.clone();
+                async move {
+                    let (read, write) = (locks.read("config"), locks.write("config"));
+                    for number in 0..count {
+                        // Writers come one by one, not all 64 at once.
+                        let writes = (number + task) % LOCKS_FOR_ONE_WRITE == 0;
+                        let lock = if writes { &write } else { &read };
+                        lock.acquire().await?.release().await?;
                     }
-                })
-            }),
-            Contender::new("mutexes", |count| {
-                pairs::spread(&runtime, TASKS, count, |task, count| {
-                    let locks = locks.clone();
-                    async move { pairs::on(&locks, &format!("order:{task}"), count).await }
-                })
-            }),
-        ],
-    )?;
+                    Ok(())
+                }
+            })
+        }),
+        Contender::new("mutexes", |count| {
+            pairs::spread(&runtime, TASKS, count, |task, count| {
+                let locks = locks.clone();
+                async move { pairs::on(&locks, &format!("order:{task}"), count).await }
+            })
+        }),
+    ];
+    let scores = compare(effort, &contenders)?;
     section.contenders(&scores);
+    for contender in &contenders {
+        let (cost, name) = (server_cost(&server, contender, 20_000)?, contender.name);
+        section.figure(format!("server processor time of {name}"), cost.cpu, "µs", None);
+        section.figure(format!("script calls of {name}"), cost.scripts, "", None);
+    }
     section.ratio("rate, beside uncontended mutexes", scores[1].ratio, Bar::AtLeast(0.5));
     runtime.block_on(locks.close())?;
     Ok(())
