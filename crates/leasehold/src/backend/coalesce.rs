@@ -6,7 +6,10 @@ use std::{
     fmt,
     future::{Future, poll_fn},
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, Wake, Waker},
 };
 
@@ -38,6 +41,7 @@ type BatchAnswers<A> = Pin<Box<dyn Future<Output = Vec<Result<A>>> + Send>>;
 
 struct CoalescerShared<C, A> {
     send: Box<dyn Fn(Vec<C>) -> BatchAnswers<A> + Send + Sync>,
+    calls_again: fn(&A) -> bool,
     most_calls: usize,
     most_batches: usize,
     state: Mutex<PendingCalls<C, A>>,
@@ -48,14 +52,32 @@ struct PendingCalls<C, A> {
     waiting: VecDeque<QueuedCall<C, A>>,
     /// The batches in flight.
     batches: usize,
-    /// The calls in those batches.
+    /// The calls in those batches; for a sender that rests, the calls that it expects.
     calls: usize,
+    /// The senders that wait for the callers they have answered to call again. Only whoever will resume them keeps them
+    /// alive.
+    resting: Vec<Weak<RestingSender>>,
+}
+
+/// How a call that was added gets sent.
+enum Sending {
+    /// A sender in flight takes it along later.
+    Later,
+    /// Another sender has to be started.
+    New,
+    /// This sender has now got the calls that it rested for.
+    Resumed(Arc<RestingSender>),
 }
 
 impl<C, A> PendingCalls<C, A> {
     /// Returns whether at least as many calls wait as are in flight, or as fit into a batch.
     fn is_full(&self, most_calls: usize) -> bool {
         self.waiting.len() >= self.calls.min(most_calls)
+    }
+
+    /// Removes a sender from those that rest.
+    fn forget(&mut self, sender: &Weak<RestingSender>) {
+        self.resting.retain(|resting| !Weak::ptr_eq(resting, sender));
     }
 }
 
@@ -79,9 +101,27 @@ impl<C: Send + 'static, A: Send + 'static> Coalescer<C, A> {
         F: Future<Output = Vec<Result<A>>> + Send + 'static,
     {
         let send = Box::new(move |calls| Box::pin(send(calls)) as BatchAnswers<A>);
-        let state = Mutex::new(PendingCalls { waiting: VecDeque::new(), batches: 0, calls: 0 });
-        let shared = CoalescerShared { send, most_calls: most_calls.max(1), most_batches: in_flight.max(1), state };
+        let state = PendingCalls { waiting: VecDeque::new(), batches: 0, calls: 0, resting: Vec::new() };
+        let shared = CoalescerShared {
+            send,
+            calls_again: |_| true,
+            most_calls: most_calls.max(1),
+            most_batches: in_flight.max(1),
+            state: Mutex::new(state),
+        };
         Self { shared: Arc::new(shared), runtime }
+    }
+
+    /// Sets after which answers a caller probably calls again soon. The default is all answers.
+    ///
+    /// A backend leaves out the answer that a request was queued: that caller waits for a push first.
+    #[must_use]
+    pub fn calls_again_if(mut self, calls_again: fn(&A) -> bool) -> Self {
+        // The coalescer is new, so that nobody shares it yet.
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            shared.calls_again = calls_again;
+        }
+        self
     }
 
     /// Sends a call, alone or in a batch, and returns the answer to it.
@@ -90,44 +130,59 @@ impl<C: Send + 'static, A: Send + 'static> Coalescer<C, A> {
     /// The error that `send` returned for this call; `OutcomeUnknown` if `send` returned no answer to it.
     pub async fn call(&self, call: C) -> Result<A> {
         let (answer, answered) = oneshot::channel();
-        if self.shared.enqueue(QueuedCall { call, answer }) {
-            SenderTask::start(Box::pin(Arc::clone(&self.shared).send_batches()), &self.runtime);
+        match self.shared.enqueue(QueuedCall { call, answer }) {
+            Sending::Later => {}
+            Sending::New => SenderTask::start(Box::pin(Arc::clone(&self.shared).send_batches()), &self.runtime),
+            Sending::Resumed(sender) => continue_here(|| sender.resume()),
         }
         answered.await.unwrap_or_else(|_| Err(Error::unanswered("the backend failed before it answered")))
     }
 }
 
 impl<C, A> CoalescerShared<C, A> {
-    /// Adds a call; returns whether another sender has to be started for it.
-    fn enqueue(&self, job: QueuedCall<C, A>) -> bool {
+    /// Adds a call.
+    fn enqueue(&self, job: QueuedCall<C, A>) -> Sending {
         let mut state = self.state.lock();
         state.waiting.push_back(job);
-        let start = state.batches < self.most_batches && state.is_full(self.most_calls);
-        state.batches += usize::from(start);
-        start
+        if !state.is_full(self.most_calls) {
+            return Sending::Later;
+        }
+        while let Some(sender) = state.resting.pop() {
+            if let Some(sender) = sender.upgrade() {
+                return Sending::Resumed(sender);
+            }
+        }
+        if state.batches == self.most_batches {
+            return Sending::Later;
+        }
+        state.batches += 1;
+        Sending::New
     }
 
     /// Sends one batch after the other until nothing waits.
     async fn send_batches(self: Arc<Self>) {
-        let mut sending = BatchSender { shared: &self, calls: 0, ended: false };
-        while let Some(jobs) = self.next_batch(&mut sending) {
+        let mut sender = BatchSender { shared: &self, calls: 0, resting: None, ended: false };
+        while let Some(jobs) = self.next_batch(&mut sender) {
             let (calls, answers): (Vec<C>, Vec<_>) = jobs.into_iter().map(|job| (job.call, job.answer)).unzip();
+            let mut expected = 0;
             for (answer, result) in answers.into_iter().zip((self.send)(calls).await) {
+                expected += usize::from(result.as_ref().map_or(true, self.calls_again));
                 let _caller_left = answer.send(result);
             }
-            let pushed = take_pushed();
-            if (2..=SMALL_BATCH).contains(&(sending.calls + pushed)) {
-                self.state.lock().calls += pushed;
-                sending.calls += pushed;
-                let_callers_run().await;
+            expected += take_pushed();
+            if (2..=SMALL_BATCH).contains(&expected) {
+                sender.let_callers_run(expected).await;
             }
         }
     }
 
     /// The calls of the next batch; `None` while too few wait.
-    fn next_batch(&self, sending: &mut BatchSender<'_, C, A>) -> Option<Vec<QueuedCall<C, A>>> {
+    fn next_batch(&self, sender: &mut BatchSender<'_, C, A>) -> Option<Vec<QueuedCall<C, A>>> {
         let mut state = self.state.lock();
-        state.calls -= std::mem::take(&mut sending.calls);
+        state.calls -= std::mem::take(&mut sender.calls);
+        if let Some(rested) = sender.resting.take() {
+            state.forget(&rested);
+        }
         let mut jobs = Vec::with_capacity(state.waiting.len().min(self.most_calls));
         while jobs.len() < self.most_calls && (!jobs.is_empty() || state.is_full(self.most_calls)) {
             let Some(job) = state.waiting.pop_front() else { break };
@@ -138,11 +193,11 @@ impl<C, A> CoalescerShared<C, A> {
         if jobs.is_empty() {
             // Counted out under the lock that found too few, so that the next call or batch sends them.
             state.batches -= 1;
-            sending.ended = true;
+            sender.ended = true;
             return None;
         }
         state.calls += jobs.len();
-        sending.calls = jobs.len();
+        sender.calls = jobs.len();
         Some(jobs)
     }
 }
@@ -151,7 +206,37 @@ impl<C, A> CoalescerShared<C, A> {
 struct BatchSender<'a, C, A> {
     shared: &'a CoalescerShared<C, A>,
     calls: usize,
+    /// Itself among those that rest, if it may be there.
+    resting: Option<Weak<RestingSender>>,
     ended: bool,
+}
+
+impl<C, A> BatchSender<'_, C, A> {
+    /// Completes once as many calls wait as are expected, or when the callers have had a chance to make their next
+    /// calls, which then form one batch. Completes at once unless the answers came within [`defer_here`].
+    async fn let_callers_run(&mut self, expected: usize) {
+        poll_fn(|context| {
+            if self.resting.is_some() {
+                return Poll::Ready(());
+            }
+            let rest = |resting: &RefCell<Option<Vec<Arc<RestingSender>>>>| {
+                let mut resting = resting.borrow_mut();
+                let sender =
+                    Arc::new(RestingSender { waker: context.waker().clone(), is_resumed: AtomicBool::new(false) });
+                let for_this_coalescer = Arc::downgrade(&sender);
+                resting.as_mut()?.push(sender);
+                Some(for_this_coalescer)
+            };
+            let Some(sender) = RESTING.try_with(rest).ok().flatten() else { return Poll::Ready(()) };
+            let mut state = self.shared.state.lock();
+            state.calls = state.calls - self.calls + expected;
+            self.calls = expected;
+            state.resting.push(Weak::clone(&sender));
+            self.resting = Some(sender);
+            Poll::Pending
+        })
+        .await;
+    }
 }
 
 impl<C, A> Drop for BatchSender<'_, C, A> {
@@ -164,6 +249,9 @@ impl<C, A> Drop for BatchSender<'_, C, A> {
             let mut state = self.shared.state.lock();
             state.batches -= 1;
             state.calls -= self.calls;
+            if let Some(resting) = &self.resting {
+                state.forget(resting);
+            }
             // Without another batch in flight, nothing would send them before the next call.
             if state.batches == 0 { std::mem::take(&mut state.waiting) } else { VecDeque::new() }
         };
@@ -177,14 +265,16 @@ const MOST_POLLS: usize = 8;
 /// After a batch of at most this many calls, its callers run before the next batch is formed. A larger batch gains less
 /// from that than from a server that is kept busy.
 const SMALL_BATCH: usize = 16;
+/// How many turns callers get at most that a push has woken.
+const TURNS_AFTER_PUSH: usize = 6;
 /// How many batches a thread continues before it goes on with its own work.
 const MOST_CONTINUED: usize = 16;
 
 thread_local! {
     /// The senders that were woken on this thread and are polled on it next; `None` where nothing will poll them.
     static WOKEN_HERE: RefCell<Option<VecDeque<Arc<SenderTask>>>> = const { RefCell::new(None) };
-    /// The senders that wait while the callers that they have answered run; `None` where nothing will wake them.
-    static DEFERRED: RefCell<Option<Vec<Waker>>> = const { RefCell::new(None) };
+    /// The senders that began to rest on this thread; `None` where nothing will resume them.
+    static RESTING: RefCell<Option<Vec<Arc<RestingSender>>>> = const { RefCell::new(None) };
     static PUSHED: Cell<Pushed> = const { Cell::new(Pushed { any: false, uncounted: 0 }) };
 }
 
@@ -205,36 +295,41 @@ fn take_pushed() -> usize {
 /// Notes that a push has woken a caller.
 #[allow(dead_code, reason = "as `defer_here`")]
 pub(crate) fn caller_was_pushed() {
-    let is_deferring = || DEFERRED.try_with(|deferred| deferred.borrow().is_some()).unwrap_or(false);
+    let is_deferring = || RESTING.try_with(|resting| resting.borrow().is_some()).unwrap_or(false);
     if is_deferring() {
         let uncounted = PUSHED.get().uncounted + 1;
         PUSHED.set(Pushed { any: true, uncounted });
     }
 }
 
-/// Completes when the callers that were answered have had a chance to make their next calls, which then form one batch.
-/// Completes at once unless the answers came within [`defer_here`].
-async fn let_callers_run() {
-    let mut is_deferred = false;
-    poll_fn(|context| {
-        let defer = |deferred: &RefCell<Option<Vec<Waker>>>| {
-            deferred.borrow_mut().as_mut().map(|deferred| deferred.push(context.waker().clone())).is_some()
-        };
-        if !is_deferred && DEFERRED.try_with(defer).unwrap_or(false) {
-            is_deferred = true;
-            return Poll::Pending;
+/// A sender that waits while the callers that it has answered run.
+#[derive(Debug)]
+pub(crate) struct RestingSender {
+    waker: Waker,
+    is_resumed: AtomicBool,
+}
+
+impl RestingSender {
+    /// Has the sender send what waits.
+    pub(crate) fn resume(&self) {
+        if !self.is_resumed.swap(true, Ordering::SeqCst) {
+            self.waker.wake_by_ref();
         }
-        Poll::Ready(())
-    })
-    .await;
+    }
+
+    /// Returns whether somebody has resumed the sender.
+    #[allow(dead_code, reason = "as `defer_here`")]
+    pub(crate) fn is_resumed(&self) -> bool {
+        self.is_resumed.load(Ordering::SeqCst)
+    }
 }
 
 /// The senders that wait while the callers that they have answered run.
 #[allow(dead_code, reason = "as `defer_here`")]
 pub(crate) struct Deferred {
-    pub(crate) wakers: Vec<Waker>,
-    /// How many turns the callers probably need before they call again: one that a push has woken first uses what it
-    /// was granted.
+    pub(crate) senders: Vec<Arc<RestingSender>>,
+    /// How many turns to give the callers at most. One that a push has woken first uses what it was granted, and
+    /// another thread may have to be woken to run it.
     pub(crate) turns: usize,
 }
 
@@ -250,15 +345,15 @@ pub(crate) fn defer_here<T>(work: impl FnOnce() -> T) -> (T, Deferred) {
 
     impl Drop for Wakes {
         fn drop(&mut self) {
-            DEFERRED.take().into_iter().flatten().for_each(Waker::wake);
+            RESTING.take().into_iter().flatten().for_each(|sender| sender.resume());
         }
     }
 
-    DEFERRED.set(Some(Vec::new()));
+    RESTING.set(Some(Vec::new()));
     let _after_a_panic = Wakes;
     let done = continue_here(work);
-    let turns = if PUSHED.take().any { 2 } else { 1 };
-    (done, Deferred { wakers: DEFERRED.take().unwrap_or_default(), turns })
+    let turns = if PUSHED.take().any { TURNS_AFTER_PUSH } else { 1 };
+    (done, Deferred { senders: RESTING.take().unwrap_or_default(), turns })
 }
 
 /// Does `work`, then continues the batches that it woke, on this thread.
@@ -464,7 +559,7 @@ mod tests {
         let (coalescer, sizes) = gated(&gate, 2);
         let mut calls: Vec<_> = (0..4).map(|number| begun(&coalescer, number)).collect();
         let ((), _none) = defer_here(|| gate.add_permits(2));
-        let ((), Deferred { wakers: deferred, .. }) = defer_here(|| gate.add_permits(1));
+        let ((), Deferred { senders: deferred, .. }) = defer_here(|| gate.add_permits(1));
         assert_eq!((sizes.lock().as_slice(), deferred.len()), ([1, 1, 2].as_slice(), 1));
         calls.push(begun(&coalescer, 4));
         drop(deferred);
@@ -479,7 +574,7 @@ mod tests {
         let gate = Arc::new(Semaphore::new(0));
         let (coalescer, sizes) = gated(&gate, 2);
         let mut calls = vec![begun(&coalescer, 0)];
-        let ((), Deferred { wakers: deferred, .. }) = defer_here(|| {
+        let ((), Deferred { senders: deferred, .. }) = defer_here(|| {
             caller_was_pushed();
             gate.add_permits(1);
         });
@@ -488,10 +583,10 @@ mod tests {
         assert_eq!(*sizes.lock(), [1], "the first that calls again does not go alone");
         calls.push(begun(&coalescer, 2));
         assert_eq!(*sizes.lock(), [1, 2]);
-        continue_here(|| deferred.into_iter().for_each(Waker::wake));
-        let ((), Deferred { wakers: deferred, .. }) = defer_here(|| gate.add_permits(1));
+        continue_here(|| deferred.iter().for_each(|sender| sender.resume()));
+        let ((), Deferred { senders: deferred, .. }) = defer_here(|| gate.add_permits(1));
         assert_eq!(deferred.len(), 1, "that push counts once");
-        continue_here(|| deferred.into_iter().for_each(Waker::wake));
+        continue_here(|| deferred.iter().for_each(|sender| sender.resume()));
         for (expected, call) in (0..).zip(calls) {
             assert_eq!(call.await.unwrap(), expected);
         }
@@ -505,20 +600,36 @@ mod tests {
         let call = |number| begun(&coalescer, number);
         let mut calls: Vec<_> = (0..4).map(call).collect();
         assert_eq!(*sizes.lock(), [1, 1], "two batches are on their way, two calls wait");
-        let ((), Deferred { wakers: deferred, .. }) = defer_here(|| gate.add_permits(2));
+        let ((), Deferred { senders: deferred, .. }) = defer_here(|| gate.add_permits(2));
         assert!(deferred.is_empty(), "each answered one caller");
         assert_eq!(*sizes.lock(), [1, 1, 2]);
-        let ((), Deferred { wakers: deferred, .. }) = defer_here(|| gate.add_permits(1));
+        let ((), Deferred { senders: deferred, .. }) = defer_here(|| gate.add_permits(1));
         assert_eq!(deferred.len(), 1, "it answered two callers, and lets them run");
         calls.extend([4].map(call));
         assert_eq!(*sizes.lock(), [1, 1, 2], "the first that calls again does not go alone");
         calls.extend([5].map(call));
-        continue_here(|| deferred.into_iter().for_each(Waker::wake));
+        assert_eq!(*sizes.lock(), [1, 1, 2, 2], "the second sends both, before their turns are over");
+        assert!(deferred[0].is_resumed());
+        continue_here(|| deferred.iter().for_each(|sender| sender.resume()));
         gate.add_permits(10);
         for (expected, call) in (0..).zip(calls) {
             assert_eq!(call.await.unwrap(), expected);
         }
         assert_eq!(*sizes.lock(), [1, 1, 2, 2]);
+        assert_eq!(coalescer.shared.state.lock().batches, 0);
+    }
+
+    #[tokio::test]
+    async fn nobody_rests_for_a_caller_that_will_not_call_again() {
+        let gate = Arc::new(Semaphore::new(0));
+        let (coalescer, sizes) = gated(&gate, 1);
+        let coalescer = coalescer.calls_again_if(|number| *number != 2);
+        let calls: Vec<_> = (0..3).map(|number| begun(&coalescer, number)).collect();
+        let ((), Deferred { senders: deferred, .. }) = defer_here(|| gate.add_permits(2));
+        assert_eq!((sizes.lock().as_slice(), deferred.len()), ([1, 2].as_slice(), 0));
+        for (expected, call) in (0..).zip(calls) {
+            assert_eq!(call.await.unwrap(), expected);
+        }
         assert_eq!(coalescer.shared.state.lock().batches, 0);
     }
 

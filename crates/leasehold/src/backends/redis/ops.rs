@@ -76,8 +76,14 @@ impl PartitionBatcher {
         let max_calls = if shared.durable.is_some() { MAX_DURABLE_CALLS } else { MAX_CALLS };
         let fast = |max_calls| {
             let shared = Arc::clone(shared);
-            Coalescer::new(shared.runtime.clone(), max_calls, IN_FLIGHT, move |calls| {
+            let coalescer = Coalescer::new(shared.runtime.clone(), max_calls, IN_FLIGHT, move |calls| {
                 Arc::clone(&shared).decide_fast(partition, calls)
+            });
+            coalescer.calls_again_if(|answer| match answer {
+                FastAnswer::Decided(answer) => {
+                    !matches!(answer.value, ScriptDecision::Acquire(Decision::Queued { .. }))
+                }
+                FastAnswer::NeedsFullScript => false,
             })
         };
         let deciding = Arc::clone(shared);

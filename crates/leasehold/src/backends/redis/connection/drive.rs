@@ -152,22 +152,22 @@ impl ReadTask {
             }
             let Some(shared) = self.shared.upgrade() else { return };
             let (driven, deferred) = defer_here(|| shared.drive());
-            let has_deferred = self.reader.defer(deferred.wakers);
+            self.reader.defer(deferred.senders);
             if driven.is_ready() {
-                // The end of this task wakes them.
+                // The end of this task resumes them.
                 return;
             }
             let is_reader = shared.socket.is_read_by(&self.reader);
             drop(shared);
-            if has_deferred {
-                for _ in 0..if is_reader { deferred.turns } else { 0 } {
-                    // Let the tasks of the callers that were just woken run first.
-                    yield_now().await;
-                    self.reader.count_turn();
-                }
-                // Nobody monitors a runtime that no longer reads; if it blocked, the deferred senders would wait too.
-                self.reader.wake_deferred();
+            let mut turns = if is_reader { deferred.turns } else { 0 };
+            while turns > 0 && self.reader.has_deferred() {
+                turns -= 1;
+                // Let the tasks of the callers that were just woken run first.
+                yield_now().await;
+                self.reader.count_turn();
             }
+            // Nobody monitors a runtime that no longer reads; if it blocked, the deferred senders would wait too.
+            self.reader.resume_deferred();
         }
     }
 }
@@ -182,7 +182,7 @@ impl Drop for ReadTask {
             shared.socket.forget(&self.reader);
             shared.waker.wake_by_ref();
         }
-        self.reader.wake_deferred();
+        self.reader.resume_deferred();
     }
 }
 
@@ -394,7 +394,7 @@ impl Shared {
                 time::sleep(CHECK_INTERVAL).await;
             }
             let Some(reader) = self.socket.reclaim() else { continue };
-            reader.wake_deferred();
+            reader.resume_deferred();
             let received = self.socket.received();
             if self.read().is_ready() {
                 return;
@@ -424,6 +424,7 @@ impl Shared {
         while self.poll_again.load(Ordering::SeqCst) {
             let Some(mut driver) = self.driver.try_lock() else { return Poll::Pending };
             self.poll_again.store(false, Ordering::SeqCst);
+            self.socket.read_again();
             let Some(polled) = driver.as_mut() else { return Poll::Ready(()) };
             if polled.as_mut().poll(&mut Context::from_waker(&self.waker)).is_ready() {
                 let ended = driver.take();

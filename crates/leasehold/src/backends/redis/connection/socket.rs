@@ -14,7 +14,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    task::{Context, Poll, Waker, ready},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -35,14 +35,18 @@ use tokio::{
 
 use super::super::options::Address;
 use crate::{
-    backend::coalesce::continue_here,
+    backend::coalesce::{RestingSender, continue_here},
     clock::{Clock, SystemClock},
     lease::Moment,
     readable::{Readable, can_read, epoll_of, register, register_on},
 };
 
-/// How long a runtime that left answers unread is not asked to read again.
-const PASSED_OVER: Duration = Duration::from_secs(1);
+/// How long a runtime that left answers unread is not asked to read again: little at first, since on a busy machine
+/// any thread may have to wait for a processor; more each time, since a runtime that blocks delays answers each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// A runtime that has read for this many times its last pause begins with the first pause again.
+const PAUSES_TO_FORGIVE: u32 = 8;
 /// The most that is read at once.
 const MAX_READ_BYTES: usize = 16 * 1024;
 /// The most reads in a row before other work gets a turn.
@@ -60,6 +64,8 @@ pub(super) struct Socket {
     received: AtomicU64,
     readers: Mutex<Readers>,
     is_output_blocked: AtomicBool,
+    /// The last read got less than it had room for, so that nothing is left.
+    is_drained: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -81,10 +87,26 @@ pub(super) struct Reader {
     turns: AtomicU64,
     /// How often something was sent from this runtime while it read.
     sends: AtomicU64,
-    /// Wakers of batch senders that wait while their answered callers run.
-    deferred: Mutex<Vec<Waker>>,
-    passed_over_until: Mutex<Moment>,
+    /// Batch senders that wait while their answered callers run.
+    deferred: Mutex<Vec<Arc<RestingSender>>>,
+    pause: Mutex<Pause>,
     task: Mutex<Option<AbortHandle>>,
+}
+
+/// The last time for which a runtime was not asked to read.
+#[derive(Debug, Default)]
+struct Pause {
+    until: Moment,
+    length: Duration,
+}
+
+impl Pause {
+    /// Begins another pause.
+    fn extend(&mut self, now: Moment) {
+        let is_forgiven = now >= self.until.after(self.length * PAUSES_TO_FORGIVE);
+        self.length = if is_forgiven { FIRST_PAUSE } else { (self.length * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE) };
+        self.until = now.after(self.length);
+    }
 }
 
 impl Socket {
@@ -109,6 +131,7 @@ impl Socket {
             received: AtomicU64::new(0),
             readers: Mutex::default(),
             is_output_blocked: AtomicBool::new(false),
+            is_drained: AtomicBool::new(false),
         }))
     }
 
@@ -134,7 +157,7 @@ impl Socket {
             readers.known.iter().find(|reader| reader.runtime == runtime.id()).cloned()
         };
         let Some(reader) = known.or_else(|| self.add_runtime(runtime, start)) else { return false };
-        if !reader.passed_over_until.lock().since(SystemClock.now()).is_zero() {
+        if SystemClock.now() < reader.pause.lock().until {
             return false;
         }
         let mut readers = self.readers.lock();
@@ -167,7 +190,7 @@ impl Socket {
             turns: AtomicU64::new(0),
             sends: AtomicU64::new(0),
             deferred: Mutex::default(),
-            passed_over_until: Mutex::default(),
+            pause: Mutex::default(),
             task: Mutex::default(),
         });
         let readable = register_on(runtime, epoll)?;
@@ -213,18 +236,24 @@ impl Socket {
         self.readers.lock().current.as_ref().is_some_and(|current| Arc::ptr_eq(current, reader))
     }
 
+    /// Has the next read ask the kernel. What comes after a read that found less than it had room for is reported anew,
+    /// but maybe not to who reads now.
+    pub(super) fn read_again(&self) {
+        self.is_drained.store(false, Ordering::Relaxed);
+    }
+
     /// How often something was received.
     pub(super) fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
 
     /// Ends the tasks of all runtimes that can read. One that is blocked now ends its task later, so
-    /// the deferred senders are woken now.
+    /// the deferred senders are resumed now.
     pub(super) fn abort_readers(&self) {
         let known = self.readers.lock().known.clone();
         for reader in known {
             reader.task.lock().as_ref().map(AbortHandle::abort);
-            reader.wake_deferred();
+            reader.resume_deferred();
         }
     }
 
@@ -283,27 +312,30 @@ impl Reader {
 
     /// Passes the runtime over for a while: it left something unread.
     pub(super) fn mark_late(&self) {
-        *self.passed_over_until.lock() = SystemClock.now().after(PASSED_OVER);
+        self.pause.lock().extend(SystemClock.now());
     }
 
     pub(super) fn count_turn(&self) {
         self.turns.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Adds wakers to those that are woken later; returns whether there are any.
-    pub(super) fn defer(&self, mut wakers: Vec<Waker>) -> bool {
-        let mut deferred = self.deferred.lock();
-        deferred.append(&mut wakers);
-        !deferred.is_empty()
+    /// Adds senders to those that are resumed later.
+    pub(super) fn defer(&self, mut senders: Vec<Arc<RestingSender>>) {
+        self.deferred.lock().append(&mut senders);
     }
 
-    /// Wakes the deferred senders, here or on the I/O thread if this runtime is late.
-    pub(super) fn wake_deferred(&self) {
+    /// Whether a sender still waits to be resumed.
+    pub(super) fn has_deferred(&self) -> bool {
+        self.deferred.lock().iter().any(|sender| !sender.is_resumed())
+    }
+
+    /// Resumes the deferred senders, here or on the I/O thread if this runtime is late.
+    pub(super) fn resume_deferred(&self) {
         let deferred = std::mem::take(&mut *self.deferred.lock());
         if deferred.is_empty() {
             return;
         }
-        continue_here(|| deferred.into_iter().for_each(Waker::wake));
+        continue_here(|| deferred.iter().for_each(|sender| sender.resume()));
     }
 }
 
@@ -339,9 +371,15 @@ impl AsyncRead for Stream {
             return Poll::Pending;
         }
         loop {
+            // The driver reads until nothing is left.
+            if self.socket.is_drained.swap(false, Ordering::Relaxed) {
+                self.reads = 0;
+                ready!(self.socket.poll_io_thread(context))?;
+            }
             match rustix::net::recv(&self.socket.fd, buffer.initialize_unfilled_to(room), RecvFlags::empty()) {
                 Ok((received, _)) => {
                     self.socket.received.fetch_add(1, Ordering::Relaxed);
+                    self.socket.is_drained.store(received < room, Ordering::Relaxed);
                     buffer.advance(received);
                     return Poll::Ready(Ok(()));
                 }
@@ -386,5 +424,24 @@ impl Drop for Stream {
     fn drop(&mut self) {
         // The descriptor may stay open for a while, in calls that still know the connection.
         let _closed_by_the_server = rustix::net::shutdown(&self.socket.fd, Shutdown::Both);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runtime_that_is_late_again_and_again_pauses_ever_longer() {
+        let (mut pause, mut now) = (Pause::default(), SystemClock.now());
+        let mut lengths = Vec::new();
+        for _ in 0..9 {
+            pause.extend(now);
+            lengths.push(pause.length.as_millis());
+            now = pause.until.after(Duration::from_millis(1));
+        }
+        assert_eq!(lengths, [10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
+        pause.extend(pause.until.after(LONGEST_PAUSE * PAUSES_TO_FORGIVE));
+        assert_eq!(pause.length, FIRST_PAUSE, "it has read for long");
     }
 }

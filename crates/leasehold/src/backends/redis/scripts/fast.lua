@@ -240,8 +240,8 @@ if left then
       question = question + 1
     end
 
-    -- Grants from the front while units fit.
-    local batch, at_batch = nil, 1
+    -- Grants from the front while units fit. `lines`: what one channel gets, once that is more than one line.
+    local batch, at_batch, size, lines = nil, 1, 24, nil
     while waiting > 0 and used < capacity do
       local record = next_record
       if batch then
@@ -264,20 +264,29 @@ if left then
       fence = next_fence(fence > highest and fence or highest, sub(record, 134, 149))
       local message = 'granted ' .. id .. ' ' .. fence .. ' ' .. name
       if messages[pushed - 1] == to then
-        messages[pushed] = messages[pushed] .. '\n' .. message
+        lines = lines or { messages[pushed] }
+        lines[#lines + 1] = message
       else
+        messages[pushed], lines = lines and table.concat(lines, '\n') or messages[pushed], nil
         messages[pushed + 1], messages[pushed + 2] = to, message
       end
-      removed[deleted + 1], removed[deleted + 2] = first, id
+      deleted, waiting = deleted + 1, waiting - 1
+      removed[deleted], first = first, first + 1
+      if used == 0 then
+        deleted = deleted + 1
+        removed[deleted] = id
+      end
       hold(id, sub(record, 1, 68) .. fence .. sub(record, 85, 102) .. now_text .. sub(record, 119))
-      deleted, waiting, first = deleted + 2, waiting - 1, first + 1
       if waiting > 0 and used < capacity and not (batch and batch[at_batch]) then
         local tickets = {}
-        for i = 1, math.min(waiting, 100) do
+        for i = 1, math.min(waiting, size) do
           tickets[i] = first + i - 1
         end
-        batch, at_batch = call('HMGET', key, unpack(tickets)), 1
+        batch, at_batch, size = call('HMGET', key, unpack(tickets)), 1, math.min(4 * size, 100)
       end
+    end
+    if lines then
+      messages[#messages] = table.concat(lines, '\n')
     end
 
     local tail, expiry, tail_shape, units, floor
@@ -310,7 +319,8 @@ if left then
         not_before = expiry < not_before and expiry or not_before
         last = last + 1
         first = waiting == 0 and last or first
-        added[put + 1], added[put + 2], added[put + 3], added[put + 4], known[id] = last, record, id, last, record
+        local ticket = format('%d', last)
+        added[put + 1], added[put + 2], added[put + 3], added[put + 4], known[id] = ticket, record, id, ticket, record
         put, waiting = put + 4, waiting + 1
         if events then
           events[#events + 1] = 'waiting ' .. now_text .. '\n' .. name .. '\n' .. record
