@@ -393,14 +393,21 @@ impl Shared {
                 seen = Some(reader.activity());
                 time::sleep(CHECK_INTERVAL).await;
             }
+            // An answer that has just come, after a long time, says nothing about the runtime.
+            let is_late = match self.socket.reader() {
+                Some(reader) if self.socket.has_unread() => {
+                    let seen = reader.activity();
+                    time::sleep(CHECK_INTERVAL).await;
+                    !reader.has_run_since(&seen)
+                }
+                _ => false,
+            };
             let Some(reader) = self.socket.reclaim() else { continue };
             reader.resume_deferred();
-            let received = self.socket.received();
             if self.read().is_ready() {
                 return;
             }
-            if self.socket.received() != received {
-                // Something had come, and the runtime did not read it.
+            if is_late {
                 reader.mark_late();
             }
         }

@@ -60,8 +60,6 @@ pub(super) struct Socket {
     _closed_in_child: [Registration; 2],
     by_io_thread: Readable,
     fd: OwnedFd,
-    /// How often something was received.
-    received: AtomicU64,
     readers: Mutex<Readers>,
     is_output_blocked: AtomicBool,
     /// The last read got less than it had room for, so that nothing is left.
@@ -128,7 +126,6 @@ impl Socket {
             _closed_in_child: closed_in_child,
             by_io_thread: register(epoll)?,
             fd,
-            received: AtomicU64::new(0),
             readers: Mutex::default(),
             is_output_blocked: AtomicBool::new(false),
             is_drained: AtomicBool::new(false),
@@ -242,9 +239,9 @@ impl Socket {
         self.is_drained.store(false, Ordering::Relaxed);
     }
 
-    /// How often something was received.
-    pub(super) fn received(&self) -> u64 {
-        self.received.load(Ordering::Relaxed)
+    /// Whether something has come that nobody has read.
+    pub(super) fn has_unread(&self) -> bool {
+        rustix::io::ioctl_fionread(&self.fd).is_ok_and(|bytes| bytes > 0)
     }
 
     /// Ends the tasks of all runtimes that can read. One that is blocked now ends its task later, so
@@ -308,6 +305,12 @@ impl Reader {
     pub(super) fn has_progressed_since(&self, seen: &Activity) -> bool {
         let now = self.activity();
         now.runtime != seen.runtime || now.turns != seen.turns && now.sends != seen.sends
+    }
+
+    /// Whether its task has run, or another runtime reads.
+    pub(super) fn has_run_since(&self, seen: &Activity) -> bool {
+        let now = self.activity();
+        now.runtime != seen.runtime || now.turns != seen.turns
     }
 
     /// Passes the runtime over for a while: it left something unread.
@@ -378,7 +381,6 @@ impl AsyncRead for Stream {
             }
             match rustix::net::recv(&self.socket.fd, buffer.initialize_unfilled_to(room), RecvFlags::empty()) {
                 Ok((received, _)) => {
-                    self.socket.received.fetch_add(1, Ordering::Relaxed);
                     self.socket.is_drained.store(received < room, Ordering::Relaxed);
                     buffer.advance(received);
                     return Poll::Ready(Ok(()));
