@@ -11,6 +11,7 @@ use crate::{
     Result,
     comparison::{Contender, Spread},
     pairs,
+    report::Section,
 };
 
 const TTL: Duration = Duration::from_secs(30);
@@ -166,6 +167,21 @@ pub(crate) fn server_cost(server: &Server, contender: &Contender<'_>, count: u64
         scripts.push((scripts_called(server) - before.1) / count as f64);
     }
     Ok(ServerCost { cpu: Spread::of(cpu).median, scripts: Spread::of(scripts).median })
+}
+
+/// Adds what an operation of each contender costs the server; `where_measured` begins each line.
+pub(crate) fn report_server_costs(
+    server: &Server,
+    contenders: &[Contender<'_>],
+    where_measured: &str,
+    section: &mut Section,
+) -> Result<()> {
+    for contender in contenders {
+        let (cost, name) = (server_cost(server, contender, 10_000)?, contender.name);
+        section.figure(format!("{where_measured}server processor time of {name}"), cost.cpu, "µs", None);
+        section.figure(format!("{where_measured}script calls of {name}"), cost.scripts, "", None);
+    }
+    Ok(())
 }
 
 /// How many scripts clients have called since the last reset: all that leasehold sends about leases.

@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use super::prelude::*;
-use crate::redis_locks::server_cost;
+use crate::redis_locks::report_server_costs;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "redis-handoff",
@@ -52,11 +52,7 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
         ];
         let scores = compare(effort, &contenders)?;
         section.contenders(&scores);
-        for contender in &contenders {
-            let (cost, name) = (server_cost(&server, contender, 10_000)?, contender.name);
-            section.figure(format!("{waiters} waiters: server processor time of {name}"), cost.cpu, "µs", None);
-            section.figure(format!("{waiters} waiters: script calls of {name}"), cost.scripts, "", None);
-        }
+        report_server_costs(&server, &contenders, &format!("{waiters} waiters: "), section)?;
         section.ratio(format!("{waiters} waiters: rate, beside push"), scores[1].ratio, Bar::AtLeast(0.8));
     }
     runtime.block_on(locks.close())?;

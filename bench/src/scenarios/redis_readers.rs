@@ -4,7 +4,7 @@ use leasehold::Leasehold;
 use leasehold_testkit::redis::Server;
 
 use super::prelude::*;
-use crate::redis_locks::server_cost;
+use crate::redis_locks::report_server_costs;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "redis-readers",
@@ -45,11 +45,7 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
     ];
     let scores = compare(effort, &contenders)?;
     section.contenders(&scores);
-    for contender in &contenders {
-        let (cost, name) = (server_cost(&server, contender, 20_000)?, contender.name);
-        section.figure(format!("server processor time of {name}"), cost.cpu, "µs", None);
-        section.figure(format!("script calls of {name}"), cost.scripts, "", None);
-    }
+    report_server_costs(&server, &contenders, "", section)?;
     section.ratio("rate, beside uncontended mutexes", scores[1].ratio, Bar::AtLeast(0.5));
     runtime.block_on(locks.close())?;
     Ok(())
