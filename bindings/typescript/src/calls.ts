@@ -110,7 +110,7 @@ export class Calls {
     let onAbort;
     const aborted = new Promise<never>((_, reject) => {
       onAbort = () => {
-        // From then on the id is that of the lease.
+        // Once the call is resolved, its id is that of the lease.
         if (!this.#waiting.delete(id)) return;
         this.native.cancel(id);
         this.#keepOrLetGo();
@@ -125,8 +125,13 @@ export class Calls {
     }
   }
 
+  /**
+   * Resolves the calls that are done, and only then announces the losses: a loss runs listeners of the caller, and if
+   * one of them aborted a call whose lease `poll` has taken over already, nobody would ever release that lease.
+   */
   #deliver(): void {
     const answers = this.native.poll();
+    const losses: Reply[] = [];
     for (let at = 0; at < answers.length; at += 2) {
       const [id, answer] = [answers[at] as number, answers[at + 1] as Answer];
       const reply = this.#read(id, answer);
@@ -134,8 +139,9 @@ export class Calls {
       if (resolve) {
         this.#waiting.delete(id);
         resolve(reply);
-      } else this.#held.get(id)?.(reply.loss as LossReason);
+      } else losses.push(reply);
     }
+    for (const { id, loss } of losses) this.#held.get(id)?.(loss as LossReason);
     this.#keepOrLetGo();
   }
 

@@ -175,6 +175,27 @@ onEach('after a blocked event loop, the first read tells the loss and the first 
   await lease.release();
 });
 
+onEach('a loss that aborts a wait leaves no lock behind that was granted at the same time', async ({ lock, other, name }) => {
+  const a = await lock.acquire(`${name}:a`);
+  const b = await other.acquire(`${name}:b`);
+  const wait = lock.acquire(b.name, { waitSeconds: 30, signal: a.signal });
+  await waiting(other, b.name, 1);
+  // The requests leave at once, and the event loop gets the loss and then the grant in one turn.
+  const evicted = other.evict(a.name, a.fence, 'test');
+  block(500);
+  const released = b.release();
+  block(500);
+  await Promise.all([evicted, released]);
+  await wait.then(
+    (lease) => {
+      assert.ok(lease.signal.aborted);
+      return lease.release();
+    },
+    (error) => assert.equal(error, a.signal.reason),
+  );
+  await other.withLock(b.name, () => {}, { waitSeconds: 10 });
+});
+
 onEach('a blocked event loop does not stop renewals', async ({ lock, name }) => {
   await using lease = await lock.acquire(name, { ttlSeconds: 1 });
   block(3000);
