@@ -79,7 +79,7 @@ export class Leasehold implements AsyncDisposable {
   /** @internal */
   constructor(url: string, options: ConnectOptions) {
     const namespace = options.namespace ?? process.env.LEASEHOLD_NAMESPACE;
-    this.#calls = new Calls(url, withoutUndefined<NativeConnectOptions>({ ...options, namespace }));
+    this.#calls = new Calls(url, onlyGiven<NativeConnectOptions>({ ...options, namespace }));
   }
 
   /**
@@ -279,7 +279,7 @@ function lockInfo(lease: LeaseRecord): LockInfo {
 }
 
 function nativeFilter(filter: ListFilter & HistoryFilter): NativeFilter {
-  return withoutUndefined<NativeFilter>({
+  return onlyGiven<NativeFilter>({
     ...filter,
     limit: wholeNumber('limit', filter.limit),
     since: millis('since', filter.since),
@@ -294,6 +294,6 @@ function millis(option: string, date: Date | undefined): number | undefined {
 
 type Undefinable<T> = { [K in keyof T]: T[K] | undefined };
 
-function withoutUndefined<T extends object>(options: Undefinable<T>): T {
-  return Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined)) as T;
+function onlyGiven<T extends object>(options: Undefinable<T>): T {
+  return Object.fromEntries(Object.entries(options).filter(([, value]) => value != null)) as T;
 }

@@ -1,4 +1,4 @@
-// The options of each call, and the request that they make.
+// The options of each call, and the request that they make. `null`, which programs without types pass, means the default.
 
 import { LeaseholdError } from './errors.js';
 import type { ExtraOptions } from './native.js';
@@ -69,7 +69,7 @@ export type AnyOptions = WaitOptions & Partial<PermitOptions> & { value?: string
 export function extraOptions(options: AnyOptions, names: string[] | undefined): ExtraOptions | undefined {
   let extra: ExtraOptions | undefined;
   const set = <K extends keyof ExtraOptions>(key: K, value: ExtraOptions[K] | undefined) => {
-    if (value !== undefined) (extra ??= {})[key] = value;
+    if (value != null) (extra ??= {})[key] = value;
   };
   set('names', names);
   set('maxHoldSeconds', options.maxHoldSeconds);
@@ -86,12 +86,12 @@ export function extraOptions(options: AnyOptions, names: string[] | undefined): 
 
 /** The native part would not name the option. */
 export function number(option: string, value: number | undefined): number | undefined {
-  if (value === undefined || typeof value === 'number') return value;
+  if (value == null || typeof value === 'number') return value ?? undefined;
   throw new LeaseholdError('CONFIG', `${option} is a number, not ${JSON.stringify(value)}`);
 }
 
 /** The native part would cut off a fraction. */
 export function wholeNumber(option: string, value: number | undefined): number | undefined {
-  if (value === undefined || (Number.isInteger(value) && value >= 0 && value < 2 ** 32)) return value;
+  if (value == null || (Number.isInteger(value) && value >= 0 && value < 2 ** 32)) return value ?? undefined;
   throw new LeaseholdError('CONFIG', `${option} is a whole number, not ${value}`);
 }

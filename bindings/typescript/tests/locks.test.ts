@@ -353,6 +353,25 @@ test('options that make no sense are refused, with the option named', async () =
   assert.throws(() => connect('memory:', { holder: '' }), { code: 'CONFIG' });
 });
 
+test('null means the default, as undefined does', async () => {
+  // TypeScript refuses it; programs without types pass it.
+  const given = (...options: string[]) => Object.fromEntries(options.map((option) => [option, null])) as object;
+  const lock = connect(urls.memory, given('namespace', 'holder', 'connectSeconds'));
+  const name = unique();
+  const numbers = given('waitSeconds', 'ttlSeconds', 'maxHoldSeconds', 'maxWaiters');
+  const options = { ...numbers, ...given('autoRenew', 'onLost', 'signal', 'holder', 'note', 'metadata', 'mode') };
+  const lease = await lock.acquire(name, options);
+  assert.ok(lease.remainingMs > 20_000 && lease.remainingMs <= 30_000, `${lease.remainingMs}`);
+  const next = connected(urls.memory).acquire(name, options);
+  await waiting(lock, name, 1);
+  assert.equal((await lock.list({ ...given('prefix', 'limit', 'after'), name })).leases.length, 2);
+  await lease.release();
+  await (await next).release();
+  await lock.withPermit(unique(), { ...given('permits'), limit: 1 }, () => {});
+  assert.equal((await lock.history({ ...given('prefix', 'limit', 'failures', 'since', 'until'), name })).length, 2);
+  await lock.close();
+});
+
 test('connect opens nothing, and the next call connects again', async () => {
   const lock = connected('redis://127.0.0.1:1');
   for (let i = 0; i < 2; i++) {
