@@ -41,7 +41,7 @@ use crate::{
 /// Making an object for JavaScript costs more than all else that a call without an answer needs.
 type Answer = f64;
 
-/// It was busy, or there is nothing to tell.
+/// The call succeeded and has no value to return: a lock that was tried is busy, say, or a watch has begun.
 const NOTHING: Answer = -1.0;
 /// `details` has it.
 const DETAILS: Answer = -2.0;
@@ -68,7 +68,7 @@ enum Done {
     Lost(Loss),
     Watching(EventStream),
     Json(String),
-    /// It was busy, or there is nothing to tell.
+    /// The call has no value to return: a lock that was tried is busy, say, or nobody leads.
     Nothing,
 }
 

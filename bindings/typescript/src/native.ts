@@ -5,7 +5,7 @@ import { join } from 'node:path';
 
 /** What came of a call: the fence of a lease that was acquired, or one of these. */
 export type Answer = number;
-/** It was busy, or there is nothing to tell. */
+/** The call succeeded and has no value to return: a lock that was tried is busy, say, or a watch has begun. */
 export const NOTHING = -1;
 /** `details` has it. */
 export const DETAILS = -2;
