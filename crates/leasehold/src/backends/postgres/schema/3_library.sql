@@ -394,7 +394,7 @@ begin
 end $$;
 
 -- Requests many leases at once: one answer for each element, `at` being its index in the arrays. The caller has sorted them
--- by name, as bytes. If all names are free, one statement takes them, at half the cost of one by one. It takes the rows that
+-- by name, as bytes. If all names are free, one statement takes them, which costs less than one by one. It takes the rows that
 -- were looked up, in their order, by a nested loop: their names are compared in a way that no index helps with. What changed
 -- since the look undoes it (LH002), since to go on one by one would lock rows out of order.
 create function leasehold.acquire_many(
@@ -425,7 +425,8 @@ begin
     from unnest(p_names) with ordinality as w(name, at) cross join lateral (
       select z.ctid as tid from leasehold.resource z
       where z.namespace = p_namespace and z.name = w.name and z.id is null and not z.has_entries
-        and z.freed_at < transaction_timestamp() and w.name is distinct from p_names[w.at - 1] offset 0) y;
+        and z.freed_at < transaction_timestamp() and w.name is distinct from p_names[w.at - 1]
+        and leasehold._not_guarded(p_namespace, w.name) offset 0) y;
     if cardinality(tids) = remaining then
       a.verdict := 'g';
       for a.at, a.fence, a.acquired_us, in_time in
@@ -512,7 +513,8 @@ begin
     select array_agg(y.tid) into tids
     from unnest(p_names, p_ids) as w(name, id) cross join lateral (
       select z.ctid as tid from leasehold.resource z
-      where z.namespace = p_namespace and z.name = w.name and z.id = w.id and z.waiting = 0 offset 0) y;
+      where z.namespace = p_namespace and z.name = w.name and z.id = w.id and z.waiting = 0
+        and z.expires_at > clock_timestamp() offset 0) y;
     if cardinality(tids) = remaining then
       a.verdict := 'f';
       for a.at, in_time in
