@@ -60,7 +60,7 @@ struct PendingCalls<C, A> {
 }
 
 /// How a call that was added gets sent.
-enum Sending {
+enum Enqueued {
     /// A sender in flight takes it along later.
     Later,
     /// Another sender has to be started.
@@ -115,12 +115,13 @@ impl<C: Send + 'static, A: Send + 'static> Coalescer<C, A> {
     /// Sets after which answers a caller probably calls again soon. The default is all answers.
     ///
     /// A backend leaves out the answer that a request was queued: that caller waits for a push first.
+    ///
+    /// # Panics
+    /// Panics if calls are in flight: set this when the coalescer is made.
     #[must_use]
     pub fn calls_again_if(mut self, calls_again: fn(&A) -> bool) -> Self {
-        // The coalescer is new, so that nobody shares it yet.
-        if let Some(shared) = Arc::get_mut(&mut self.shared) {
-            shared.calls_again = calls_again;
-        }
+        let shared = Arc::get_mut(&mut self.shared).expect("nobody calls a coalescer before it is built");
+        shared.calls_again = calls_again;
         self
     }
 
@@ -131,9 +132,9 @@ impl<C: Send + 'static, A: Send + 'static> Coalescer<C, A> {
     pub async fn call(&self, call: C) -> Result<A> {
         let (answer, answered) = oneshot::channel();
         match self.shared.enqueue(QueuedCall { call, answer }) {
-            Sending::Later => {}
-            Sending::New => SenderTask::start(Box::pin(Arc::clone(&self.shared).send_batches()), &self.runtime),
-            Sending::Resumed(sender) => continue_here(|| sender.resume()),
+            Enqueued::Later => {}
+            Enqueued::New => SenderTask::start(Box::pin(Arc::clone(&self.shared).send_batches()), &self.runtime),
+            Enqueued::Resumed(sender) => continue_here(|| sender.resume()),
         }
         answered.await.unwrap_or_else(|_| Err(Error::unanswered("the backend failed before it answered")))
     }
@@ -141,22 +142,22 @@ impl<C: Send + 'static, A: Send + 'static> Coalescer<C, A> {
 
 impl<C, A> CoalescerShared<C, A> {
     /// Adds a call.
-    fn enqueue(&self, job: QueuedCall<C, A>) -> Sending {
+    fn enqueue(&self, job: QueuedCall<C, A>) -> Enqueued {
         let mut state = self.state.lock();
         state.waiting.push_back(job);
         if !state.is_full(self.most_calls) {
-            return Sending::Later;
+            return Enqueued::Later;
         }
         while let Some(sender) = state.resting.pop() {
             if let Some(sender) = sender.upgrade() {
-                return Sending::Resumed(sender);
+                return Enqueued::Resumed(sender);
             }
         }
         if state.batches == self.most_batches {
-            return Sending::Later;
+            return Enqueued::Later;
         }
         state.batches += 1;
-        Sending::New
+        Enqueued::New
     }
 
     /// Sends one batch after the other until nothing waits.
@@ -267,7 +268,7 @@ const MOST_POLLS: usize = 8;
 const SMALL_BATCH: usize = 16;
 /// How many turns callers get at most that a push has woken.
 const TURNS_AFTER_PUSH: usize = 6;
-/// How many batches a thread continues before it goes on with its own work.
+/// The most batches that a thread polls for others before it returns to its own work.
 const MOST_CONTINUED: usize = 16;
 
 thread_local! {

@@ -207,7 +207,7 @@ pub(super) fn is_not_ready(error: &RedisError) -> bool {
 }
 
 fn text(error: &RedisError) -> String {
-    // Our sentences go on.
+    // Without its full stop: our message continues after it.
     let detail = error.detail().map(|detail| detail.trim_end_matches('.'));
     match (error.code(), detail) {
         (Some(code), Some(detail)) => format!("{code} {detail}"),

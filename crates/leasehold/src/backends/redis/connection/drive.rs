@@ -154,7 +154,7 @@ impl ReadTask {
             let (driven, deferred) = defer_here(|| shared.drive());
             self.reader.defer(deferred.senders);
             if driven.is_ready() {
-                // The end of this task resumes them.
+                // `Drop` resumes the senders.
                 return;
             }
             let is_reader = shared.socket.is_read_by(&self.reader);
@@ -173,7 +173,7 @@ impl ReadTask {
 }
 
 impl Drop for ReadTask {
-    /// Also when the runtime is dropped: the I/O thread reads from then on.
+    /// Hands reading back to the I/O thread. Also runs when the runtime is dropped.
     fn drop(&mut self) {
         if self.generation != leasehold_fork::generation() {
             return;
@@ -393,21 +393,22 @@ impl Shared {
                 seen = Some(reader.activity());
                 time::sleep(CHECK_INTERVAL).await;
             }
-            // An answer that has just come, after a long time, says nothing about the runtime.
-            let is_late = match self.socket.reader() {
+            // An answer that arrived just now does not show that the runtime is late, so wait once more.
+            let late = match self.socket.reader() {
                 Some(reader) if self.socket.has_unread() => {
                     let seen = reader.activity();
                     time::sleep(CHECK_INTERVAL).await;
-                    !reader.has_run_since(&seen)
+                    (!reader.has_run_since(&seen)).then_some(reader)
                 }
-                _ => false,
+                _ => None,
             };
-            let Some(reader) = self.socket.reclaim() else { continue };
-            reader.resume_deferred();
-            if self.read().is_ready() {
-                return;
+            if let Some(reader) = self.socket.reclaim() {
+                reader.resume_deferred();
+                if self.read().is_ready() {
+                    return;
+                }
             }
-            if is_late {
+            if let Some(reader) = late {
                 reader.mark_late();
             }
         }

@@ -45,7 +45,7 @@ use crate::{
 /// any thread may have to wait for a processor; more each time, since a runtime that blocks delays answers each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// A runtime that has read for this many times its last pause begins with the first pause again.
+/// A runtime that was not late for this many times its last pause begins with the first pause again.
 const PAUSES_TO_FORGIVE: u32 = 8;
 /// The most that is read at once.
 const MAX_READ_BYTES: usize = 16 * 1024;
@@ -102,7 +102,7 @@ impl Pause {
     /// Begins another pause.
     fn extend(&mut self, now: Moment) {
         let is_forgiven = now >= self.until.after(self.length * PAUSES_TO_FORGIVE);
-        self.length = if is_forgiven { FIRST_PAUSE } else { (self.length * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE) };
+        self.length = if is_forgiven { FIRST_PAUSE } else { (self.length * 2).min(LONGEST_PAUSE) };
         self.until = now.after(self.length);
     }
 }
@@ -233,8 +233,7 @@ impl Socket {
         self.readers.lock().current.as_ref().is_some_and(|current| Arc::ptr_eq(current, reader))
     }
 
-    /// Has the next read ask the kernel. What comes after a read that found less than it had room for is reported anew,
-    /// but maybe not to who reads now.
+    /// Has the next read ask the kernel. What comes after a short read raises a new event, but perhaps for another reader.
     pub(super) fn read_again(&self) {
         self.is_drained.store(false, Ordering::Relaxed);
     }
@@ -307,10 +306,9 @@ impl Reader {
         now.runtime != seen.runtime || now.turns != seen.turns && now.sends != seen.sends
     }
 
-    /// Whether its task has run, or another runtime reads.
+    /// Whether its task has run.
     pub(super) fn has_run_since(&self, seen: &Activity) -> bool {
-        let now = self.activity();
-        now.runtime != seen.runtime || now.turns != seen.turns
+        self.activity().turns != seen.turns
     }
 
     /// Passes the runtime over for a while: it left something unread.
@@ -374,7 +372,7 @@ impl AsyncRead for Stream {
             return Poll::Pending;
         }
         loop {
-            // The driver reads until nothing is left.
+            // The last read was short, so another one would find nothing.
             if self.socket.is_drained.swap(false, Ordering::Relaxed) {
                 self.reads = 0;
                 ready!(self.socket.poll_io_thread(context))?;

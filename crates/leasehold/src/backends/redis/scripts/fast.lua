@@ -240,7 +240,8 @@ if left then
       question = question + 1
     end
 
-    -- Grants from the front while units fit. `lines`: what one channel gets, once that is more than one line.
+    -- Grants from the front while units fit. `lines` collects what one channel gets, if that is more than one line; when the
+    -- channel changes, they are joined into its message.
     local batch, at_batch, size, lines = nil, 1, 24, nil
     while waiting > 0 and used < capacity do
       local record = next_record
@@ -254,7 +255,7 @@ if left then
           or tonumber(call('PUBSUB', push == 'S' and 'SHARDNUMSUB' or 'NUMSUB', prefix .. 'to:' .. instance)[2]) > 0
       end
       -- The full script skips waiters that no push reaches, and limits how many one call grants.
-      if not present[instance] or deleted > 2000 then
+      if not present[instance] or deleted > 1000 then
         return false
       end
       if used + number_of_units(sub(record, 163, 172)) > capacity then
@@ -272,6 +273,7 @@ if left then
       end
       deleted, waiting = deleted + 1, waiting - 1
       removed[deleted], first = first, first + 1
+      -- A lone holder is stored in the value of the name; `hold` overwrites the ticket of any other.
       if used == 0 then
         deleted = deleted + 1
         removed[deleted] = id
@@ -330,7 +332,7 @@ if left then
       end
     end
 
-    -- Entries that are on their way to another server cannot be written.
+    -- While a slot moves to another server EXISTS fails, and its error is not 0.
     if put > 0 and not has_entries and redis.pcall('EXISTS', key) ~= 0 then
       return false
     end

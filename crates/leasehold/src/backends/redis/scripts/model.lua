@@ -313,7 +313,7 @@ local function next_fence(r, record)
   return digits(max(highest + 1, r.fence + 1, now, min(tonumber(sub(record, 134, 149)), now + FENCE_LEAD)))
 end
 
--- Lets an entry hold that waited with this ticket, or that is new.
+-- Grants an entry. `ticket` is its ticket if it waited, nil if it is new.
 local function hold(r, id, record, ticket, fence)
   local units = 0 + sub(record, 163, 172)
   r.fence = fence or next_fence(r, record)

@@ -24,6 +24,8 @@
 -- A record has fixed columns, then two lines:
 --   1(1) id(2-33) ends(35-50) renewed(52-67) fence(69-84) asked(86-101) acquired(103-118) ttl(120-132) floor(134-149)
 --   capacity(151-160) family(161) units(163-172) mode(174) instance(176-191) \n holder and note as JSON \n metadata
+-- Numbers are padded with zeros to a fixed width: as strings they compare like numbers, and Lua converts them for
+-- arithmetic.
 -- Times are µs; fence and acquired are zeros while it waits.
 --
 -- Redis checks maxmemory only before a script's first write and never refuses HDEL, so later writes pass. Scripts that
