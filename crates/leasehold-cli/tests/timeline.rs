@@ -124,14 +124,14 @@ fn limits(ttl: Duration, kill_after: Duration) -> Limits {
     }
 }
 
-/// Returns how the command ended, and what was told meanwhile.
+/// Returns how the command ended, and the names of the notices meanwhile.
 async fn watch_over(launch: &Launch, lease: &Lease, kill_after: Duration) -> (ChildEnd, Vec<&'static str>) {
-    let mut told = Vec::new();
+    let mut notices = Vec::new();
     let (mut signals, limits) = (Signals::catch().unwrap(), limits(lease.ttl(), kill_after));
-    let mut notify = |notice: Notice| told.push(name_of(&notice));
+    let mut notify = |notice: Notice| notices.push(name_of(&notice));
     let leases = std::slice::from_ref(lease);
     let ended = supervise(launch, leases, limits, None, &mut signals, &mut notify).await.unwrap();
-    (ended, told)
+    (ended, notices)
 }
 
 fn run<T>(work: impl Future<Output = T>) -> T {
@@ -149,7 +149,7 @@ fn scene_of_cut_connections() {
     for time in 0..times {
         let stage = Stage::set();
         let launch = stage.stubborn();
-        let (ended, told, alive, gap) = run(async {
+        let (ended, notices, alive, gap) = run(async {
             let guard = stage.hold(ttl).await;
             let lease = guard.lease().clone();
             let (second, pids) = (stage.second.clone(), stage.sandbox.path("pids"));
@@ -168,17 +168,17 @@ fn scene_of_cut_connections() {
                 stage.connection.cut();
             };
             let work = watch_over(&launch, &lease, kill_after);
-            let ((ended, told), ()) = tokio::join!(work, cut);
+            let ((ended, notices), ()) = tokio::join!(work, cut);
             let died = Instant::now();
             let (alive, taken_at) = next.join().unwrap();
             std::mem::forget(guard);
-            (ended, told, alive, taken_at.saturating_duration_since(died))
+            (ended, notices, alive, taken_at.saturating_duration_since(died))
         });
         assert_eq!(alive, [0; 0], "time {time}: still at it when the lock had passed on");
         spare.push(gap);
         assert_eq!(ended.cause, Some(Cause::Lost(Loss::RenewTimeout)));
         assert_eq!(ended.status, Status::Killed(Signal::KILL.as_raw()), "it did not listen to TERM");
-        assert_eq!(told, ["started", "in doubt", "stopping"]);
+        assert_eq!(notices, ["started", "in doubt", "stopping"]);
     }
     spare.sort_unstable();
     println!("known dead before the next had it by {:?} at least, {:?} in the median", spare[0], spare[times / 2]);
@@ -223,7 +223,7 @@ fn scene_of_a_connection_that_comes_back() {
     let Some(stage) = Stage::set_if_on_stage() else { return };
     let ttl = Duration::from_millis(1500);
     let launch = stage.launch("sleep 2.5; exit 7");
-    let (ended, told) = run(async {
+    let (ended, notices) = run(async {
         let guard = stage.hold(ttl).await;
         let lease = guard.lease().clone();
         let hiccup = async {
@@ -236,12 +236,12 @@ fn scene_of_a_connection_that_comes_back() {
             stage.connection.heal();
         };
         let work = watch_over(&launch, &lease, Duration::from_millis(300));
-        let (ended_and_told, ()) = tokio::join!(work, hiccup);
+        let (ended_and_notices, ()) = tokio::join!(work, hiccup);
         guard.release().await.unwrap();
-        ended_and_told
+        ended_and_notices
     });
     assert_eq!((ended.status, ended.cause), (Status::Exited(7), None));
-    assert_eq!(told, ["started", "in doubt"], "told once, and then it was well again");
+    assert_eq!(notices, ["started", "in doubt"], "reported once, and then it was well again");
 }
 
 #[test]
@@ -283,12 +283,12 @@ fn scene_of_a_healthy_lease() {
     // Long enough that a busy machine renews in time.
     let ttl = Duration::from_secs(3);
     let launch = stage.launch("sleep 10; exit 4");
-    let (ended, told) = run(async {
+    let (ended, notices) = run(async {
         let guard = stage.hold(ttl).await;
         watch_over(&launch, guard.lease(), Duration::from_millis(150)).await
     });
     assert_eq!((ended.status, ended.cause), (Status::Exited(4), None));
-    assert_eq!(told, ["started"], "a renewal always comes before TERM");
+    assert_eq!(notices, ["started"], "a renewal always comes before TERM");
 }
 
 #[test]
@@ -334,16 +334,16 @@ fn scene_of_a_long_stop() {
     let (pid, ticks) = (env::var("PID_FILE").unwrap(), env::var("TICKS").unwrap());
     let ttl = Duration::from_secs(3);
     let launch = stage.launch(&format!("echo $$ > {pid}; while :; do printf . >> {ticks}; sleep .005; done"));
-    let (ended, told) = run(async {
+    let (ended, notices) = run(async {
         let guard = stage.hold(ttl).await;
-        let ended_and_told = watch_over(&launch, guard.lease(), Duration::from_millis(150)).await;
+        let ended_and_notices = watch_over(&launch, guard.lease(), Duration::from_millis(150)).await;
         std::mem::forget(guard);
-        ended_and_told
+        ended_and_notices
     });
     assert_eq!(ended.status, Status::Killed(Signal::KILL.as_raw()));
     assert_eq!(ended.cause, Some(Cause::Lost(Loss::RenewTimeout)));
-    let losses = told.iter().filter(|notice| ["stopping", "found lost"].contains(notice)).count();
-    assert_eq!(losses, 1, "the loss is told once: {told:?}");
+    let losses = notices.iter().filter(|notice| ["stopping", "found lost"].contains(notice)).count();
+    assert_eq!(losses, 1, "the loss is reported once: {notices:?}");
 }
 
 #[test]

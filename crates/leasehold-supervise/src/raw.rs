@@ -69,7 +69,7 @@ pub(crate) fn changed_child() -> io::Result<Option<(Pid, ChildChange)>> {
     // SAFETY: the same.
     let status = unsafe { info.si_status() };
     let change = match info.si_code {
-        libc::CLD_EXITED => ChildChange::Ended(Status::Exited(u8::try_from(status & 0xff).unwrap_or(u8::MAX))),
+        libc::CLD_EXITED => ChildChange::Ended(Status::Exited(u8::try_from(status & 0xff).expect("eight bits"))),
         libc::CLD_KILLED | libc::CLD_DUMPED => ChildChange::Ended(Status::Killed(status)),
         _ => ChildChange::Stopped(status),
     };

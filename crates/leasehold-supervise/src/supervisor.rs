@@ -290,12 +290,12 @@ impl<'a> ProcessTree<'a> {
                             WaitIdOptions::EXITED
                         }
                     };
-                    // Once the command is reaped, its pid may become another's, whom the one who started us would
-                    // signal unless it can read of the end by then.
+                    // A reaped pid can be reused. Keep it until `run` can read the report of the end, or `run` may
+                    // signal a stranger.
                     if pid == self.child && !self.outbox.is_empty() {
                         return;
                     }
-                    // Only what was reported: a child that was stopped may have ended since.
+                    // Consume only the change that was reported: a stopped child may have ended since.
                     let _seen = process::waitid(WaitId::Pid(pid), change | WaitIdOptions::NOHANG);
                 }
                 Ok(None) => return,

@@ -213,7 +213,7 @@ fn what_a_role_cannot_see_is_said() {
     assert_eq!(severity(&examined(&url), "visibility"), None, "{words}");
 }
 
-/// The statement that a finding tells, which is complete.
+/// The statement at the end of a finding's message.
 fn statement(words: &str) -> &str {
     words.rsplit_once(": ").unwrap().1
 }

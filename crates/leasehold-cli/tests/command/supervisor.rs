@@ -103,7 +103,7 @@ fn the_supervisor_heeds_no_signal_that_means_the_command() {
     sandbox.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
 }
 
-/// A `run` that was stopped for long may first pass a signal on when it continues: the pid must not be another's by then.
+/// A `run` that was stopped for long may pass a signal on as soon as it continues, before it reads any report.
 #[test]
 fn the_pid_of_a_command_is_not_free_before_its_end_is_reported() {
     let sandbox = Sandbox::new();

@@ -323,7 +323,7 @@ impl LocalLease {
         FollowUp::Schedule
     }
 
-    /// The demand stays until a renewal begins: the answer to an older call may set another time before.
+    /// `renew_again` stays set until a renewal begins, because the answer to an older call may overwrite `renew_at` first.
     fn request_renewal_locked(&self, state: &mut LocalState, now: Moment) {
         state.renew_again = true;
         if self.renew_at() != Moment::NEVER {

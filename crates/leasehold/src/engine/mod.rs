@@ -243,7 +243,7 @@ impl Drop for RunningTask {
     }
 }
 
-/// How long before the backend expires a lease this process stops relying on it. Allows for clock drift, and for the
+/// This process stops relying on a lease this long before the backend expires it. Allows for clock drift, and for the
 /// time it takes to stop the work.
 pub(crate) fn margin(valid_for: Duration) -> Duration {
     (valid_for / 50).max(Duration::from_millis(50))

@@ -1,6 +1,6 @@
 //! What the checked texts have in common: they are shown as they are, and go through `String` where they are serialized.
 
-/// Implements how a checked text, a newtype of `Arc<str>` with `new`, is shown and converted.
+/// Implements `Display`, `Debug` and conversions for a newtype of `Arc<str>` whose `new` checks the text.
 macro_rules! text_impls {
     ($text:ident) => {
         impl std::fmt::Display for $text {

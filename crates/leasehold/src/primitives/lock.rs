@@ -216,7 +216,7 @@ impl Lock {
 
     /// Waits for the lock and returns a lease that can be handed to another process.
     ///
-    /// The lease is neither renewed nor released automatically. It outlives this process, by its ttl at most.
+    /// The lease is neither renewed nor released automatically. It survives the end of this process until its ttl runs out.
     pub async fn acquire_detached(&self) -> Result<DetachedLease> {
         self.options.detached(self.claim()?).await
     }

@@ -215,7 +215,7 @@ where
     conclude(done, released, &lease)
 }
 
-/// The result for the caller of work that has ended.
+/// Combines the results of the work and of the release into what the caller gets.
 pub(crate) fn conclude<T, E>(done: Result<T, E>, released: Result<Released>, lease: &Lease) -> Result<T, E>
 where
     E: From<Error>,

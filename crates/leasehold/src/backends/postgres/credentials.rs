@@ -25,7 +25,7 @@ pub(super) enum Password {
 }
 
 impl Password {
-    /// The configuration with the password as it is now.
+    /// Returns a copy of `config` with the current password.
     pub(super) fn put_into(&self, config: &Config) -> Result<Config> {
         let password =
             match self {

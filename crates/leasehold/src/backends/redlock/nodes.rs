@@ -203,7 +203,7 @@ impl Nodes {
         Fence::new(self.wall().after(FENCE_LEAD).as_micros())
     }
 
-    /// Asks these nodes at once and returns what each answered within the limit.
+    /// Asks these nodes in parallel and returns what each answered within the limit.
     pub(super) async fn ask_each<T, F>(
         &self,
         at: impl IntoIterator<Item = usize>,
@@ -255,7 +255,7 @@ impl Nodes {
         self.each(at, self.limit().max(MIN_QUERY_LIMIT), call, Node::on_result).await
     }
 
-    /// Asks these nodes at once; those that hang only if fewer than half of them succeed without. Each gets a result
+    /// Asks these nodes in parallel; those that hang only if fewer than half of them succeed without. Each gets a result
     /// within the limit, or within four times the limit as long as fewer than half have answered.
     async fn each<R, T, F>(
         &self,
