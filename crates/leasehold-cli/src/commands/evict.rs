@@ -96,7 +96,8 @@ fn no_such_fence(context: &CommandContext<'_>, name: &Resource, args: &EvictArgs
     let held: Vec<String> = current.iter().map(ToString::to_string).collect();
     let now = match held.as_slice() {
         [] => String::from("nobody holds it now"),
-        held => format!("it is held under fence {} now", held.join(", ")),
+        [fence] => format!("it is held under fence {fence} now"),
+        fences => format!("it is held under fences {} now", fences.join(", ")),
     };
     let words = format!("nobody holds {name} under fence {}: {now}; nothing was changed", args.fence);
     let (what, verb) =
