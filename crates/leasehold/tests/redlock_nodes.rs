@@ -12,7 +12,7 @@ use std::{
 
 use leasehold::{
     ErrorKind, Holder, Leasehold, Resource, Ttl,
-    backend::{Backend, Decision, Finding, Inspect, Lifetime, Patience, Renewal, Request, Severity},
+    backend::{Backend, Decision, Finding, Hint, Inspect, Lifetime, Patience, Renewal, Request, Severity},
     backends::{
         memory::MemoryBackend,
         redlock::{RedlockBackend, RedlockNode, RedlockOptions},
@@ -76,6 +76,15 @@ impl Nodes {
         assert!(is_granted(&quorum, &to_compare_clocks).await);
         quorum.release(&to_compare_clocks.key, &Outcome::Completed).await.unwrap();
         (quorum, links, clock)
+    }
+
+    /// Another lease at each node but the first two, which are too few to grant one.
+    async fn others_that_hold(&self, name: &str) -> Vec<LeaseKey> {
+        let requests: Vec<Request> = self.memories.iter().map(|_| attempt(name)).collect();
+        for (memory, request) in self.memories.iter().zip(&requests).skip(2) {
+            memory.acquire(request).await.unwrap();
+        }
+        requests.into_iter().map(|request| request.key).collect()
     }
 
     /// How many leases and positions each node has, besides the one by which all agree on `longest_ttl`.
@@ -274,6 +283,82 @@ async fn a_waiter_at_the_head_gets_what_another_held_elsewhere() {
     guard.unwrap().release().await.unwrap();
     links[0].heal();
     nodes.are_left_empty().await;
+}
+
+/// A release that nobody waits for any more may be carried out at any time, also after the lease was asked for again.
+#[tokio::test]
+async fn a_node_where_a_release_is_unanswered_does_not_count() {
+    let nodes = Nodes::new(5);
+    let (quorum, links) = nodes.client();
+    let mut hints = quorum.hints();
+    let others = nodes.others_that_hold("x").await;
+    // Nodes 0 and 1 grant it, which is too few. What is sent to give node 1 back is still on its way.
+    links[1].drop_requests_of(BackendCall::Release, 1);
+    let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
+    assert!(matches!(quorum.acquire(&request).await.unwrap().value, Decision::Queued(_)));
+    assert!(links[1].count(BackendCall::Release) > 0);
+
+    nodes.memories[2].release(&others[2], &Outcome::Completed).await.unwrap();
+    let granted = time::timeout(Duration::from_secs(1), hints.next()).await;
+    assert!(granted.is_err(), "granted by nodes 0 and 2, and by one that may give it up: {granted:?}");
+    nodes.memories[3].release(&others[3], &Outcome::Completed).await.unwrap();
+    let granted = time::timeout(Duration::from_secs(5), hints.next()).await;
+    assert!(matches!(granted, Ok(Some(Hint::Granted { .. }))), "{granted:?}");
+
+    nodes.memories[1].release(&request.key, &Outcome::Cancelled).await.unwrap();
+    nodes.memories[4].release(&others[4], &Outcome::Completed).await.unwrap();
+    let (other, _) = nodes.client_without([0, 2]);
+    assert!(!is_granted(&other, &attempt("x")).await, "two hold it at once");
+}
+
+#[tokio::test]
+async fn a_waiter_starts_over_if_too_few_nodes_count_for_it() {
+    let nodes = Nodes::new(5);
+    let (quorum, links) = nodes.client();
+    let mut hints = quorum.hints();
+    let others = nodes.others_that_hold("x").await;
+    for link in &links[1..4] {
+        link.drop_requests_of(BackendCall::Release, 1);
+    }
+    let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
+    assert!(matches!(quorum.acquire(&request).await.unwrap().value, Decision::Queued(_)));
+    for at in [2, 3] {
+        nodes.memories[at].release(&others[at], &Outcome::Completed).await.unwrap();
+        let given_back = async {
+            while links[at].count(BackendCall::Release) == 0 {
+                time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        time::timeout(Duration::from_secs(5), given_back).await.expect("too few nodes granted it");
+    }
+    let hint = time::timeout(Duration::from_secs(5), hints.next()).await;
+    assert!(matches!(hint, Ok(Some(Hint::Changed { .. }))), "{hint:?}");
+    let renewal = Renewal::new(request.key.clone(), request.ttl);
+    assert_eq!(quorum.renew(&[renewal]).await.unwrap().value, [Standing::Gone]);
+    nodes.come_to(&[0, 0, 0, 0, 1]).await;
+}
+
+#[tokio::test]
+async fn a_lease_is_not_asked_for_again_while_a_release_of_it_is_under_way() {
+    let nodes = Nodes::new(3);
+    let no_hurry = RedlockOptions::new().longest_ttl(Duration::ZERO).node_limit(Duration::from_secs(5));
+    let (quorum, links) = nodes.client_with(no_hurry);
+    links[2].cut();
+    // The first request finds out whether others agree on `longest_ttl`.
+    links[1].drop_replies_of(BackendCall::Acquire, 2);
+    let release = links[1].hold_requests_of(BackendCall::Release);
+    let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
+    quorum.acquire(&request).await.expect_err("one of three nodes answered");
+
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move { is_granted(&quorum, &request).await });
+    time::sleep(Duration::from_millis(20)).await;
+    drop(release);
+    assert!(tasks.join_next().await.unwrap().unwrap());
+    while links[1].in_flight() > 0 {
+        time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(nodes.left().await, [1, 1, 0]);
 }
 
 #[tokio::test]

@@ -46,6 +46,10 @@ struct TrackedState {
     waited: bool,
     /// The nodes that may have it, one bit for each.
     may_be_at: u64,
+    /// The nodes that left a release of it unanswered, one bit for each.
+    may_yet_release: u64,
+    /// Whether a task was to release it at some node.
+    is_released_later: bool,
     /// When the caller last asked or renewed.
     touched: Moment,
     /// The fence of a hand-off that nobody looked into yet.
@@ -66,6 +70,8 @@ impl Tracked {
                 phase: LeasePhase::New,
                 waited: false,
                 may_be_at: 0,
+                may_yet_release: 0,
+                is_released_later: false,
                 touched: now,
                 handed_over: None,
                 is_driven: false,
@@ -109,6 +115,24 @@ impl Tracked {
     /// Whether this node may have it.
     pub(super) fn may_be_at(&self, at: usize) -> bool {
         self.state.lock().may_be_at & bit(at) != 0
+    }
+
+    /// Notes that this node left a release of it unanswered.
+    ///
+    /// The release may be carried out at any time, whatever is answered later: by another connection, for example. It
+    /// would end what the node grants to the same lease meanwhile, so the node no longer counts for this lease.
+    pub(super) fn on_release_unanswered(&self, at: usize) {
+        self.state.lock().may_yet_release |= bit(at);
+    }
+
+    /// Notes that a task will release it at some node, which must exclude rounds for it meanwhile.
+    pub(super) fn on_release_later(&self) {
+        self.state.lock().is_released_later = true;
+    }
+
+    /// Whether this node may still carry out a release that it left unanswered.
+    pub(super) fn may_yet_release(&self, at: usize) -> bool {
+        self.state.lock().may_yet_release & bit(at) != 0
     }
 
     /// Whether no process renews it.
@@ -224,9 +248,16 @@ impl Leases {
         self.known.lock().leases.get(&id).cloned()
     }
 
-    /// Drops all memory of a lease that is over.
+    /// Drops all memory of a lease that is over, unless a release of it may be under way: if its caller asks for it
+    /// again, that must not be overlooked.
     pub(super) fn forget(&self, tracked: &Tracked) {
-        tracked.set_phase(LeasePhase::Ended);
+        {
+            let mut state = tracked.state.lock();
+            state.phase = LeasePhase::Ended;
+            if state.is_released_later || state.may_yet_release != 0 {
+                return;
+            }
+        }
         let mut known = self.known.lock();
         if known.leases.get(&tracked.key.id).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), tracked)) {
             known.leases.remove(&tracked.key.id);

@@ -14,6 +14,7 @@ use tokio::{runtime::Handle, sync::Notify};
 use super::{
     calls::{Calls, NextAnswer, Watchdog},
     errors,
+    leases::Tracked,
     node::{Abstention, Node},
     options::{RedlockNode, RedlockOptions, Source},
 };
@@ -157,6 +158,16 @@ impl Nodes {
     /// Whether this node's yes counts.
     pub(super) fn votes(&self, at: usize) -> bool {
         self.abstains(at).is_none()
+    }
+
+    /// Whether this node's yes counts for this lease.
+    pub(super) fn votes_for(&self, tracked: &Tracked, at: usize) -> bool {
+        self.votes(at) && !tracked.may_yet_release(at)
+    }
+
+    /// Whether enough nodes could count for this lease if all of them answered.
+    pub(super) fn may_grant(&self, tracked: &Tracked) -> bool {
+        (0..self.len()).filter(|at| !tracked.may_yet_release(*at)).count() >= self.majority()
     }
 
     /// The incarnations of all nodes as one: it changes whenever one of theirs does.

@@ -175,9 +175,11 @@ async fn completion_task(shared: Arc<RedlockShared>, tracked: Arc<Tracked>, mut 
             }
             let round_lock = tracked.lock_round().await;
             let LeasePhase::Waiting { queue_node } = tracked.phase() else { break };
-            if tracked.is_abandoned(shared.nodes.clock().now()) {
+            if tracked.is_abandoned(shared.nodes.clock().now()) || !shared.nodes.may_grant(&tracked) {
                 drop(round_lock);
                 let _lapses = release::everywhere(&shared, &tracked.key, &Outcome::Cancelled).await;
+                // Its caller, if it is there, may begin anew under another id.
+                shared.hints.send(Hint::Changed { resource: tracked.key.resource.clone() });
                 break;
             }
             match complete(&shared, &tracked, queue_node, QueueNodeCall::HandedOver(fence), round_lock).await {

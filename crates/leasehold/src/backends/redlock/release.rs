@@ -34,11 +34,15 @@ pub(super) async fn everywhere(shared: &Arc<RedlockShared>, key: &LeaseKey, outc
     // Where nobody waits, the order does not matter, and all at once takes half the time.
     let others_may_wait = shared.contention.is_busy(&key.resource) || tracked.as_ref().is_none_or(|one| one.waited());
     let answers = match &tracked {
-        Some(tracked) if !others_may_wait => shared.batches.release(tracked, outcome).await,
+        Some(tracked) if !others_may_wait => {
+            let answers = shared.batches.release(tracked, outcome).await;
+            note_unanswered(Some(tracked), answers.as_deref().unwrap_or_default());
+            answers
+        }
         _ => Ok({
             let may_have_it = |at: &usize| tracked.as_ref().is_none_or(|tracked| tracked.may_be_at(*at));
             let asked: Vec<usize> = (0..shared.nodes.len()).filter(may_have_it).collect();
-            at_nodes(shared, key, outcome, &asked, Some(queue_node)).await
+            at_nodes(shared, key, tracked.as_deref(), outcome, &asked, Some(queue_node)).await
         }),
     };
     if let Some(tracked) = &tracked {
@@ -77,7 +81,7 @@ pub(super) async fn free(shared: &Arc<RedlockShared>, tracked: &Tracked, outcome
     if at.is_empty() {
         return;
     }
-    for (at, answer) in at_nodes(shared, &tracked.key, outcome, at, Some(last)).await {
+    for (at, answer) in at_nodes(shared, &tracked.key, Some(tracked), outcome, at, Some(last)).await {
         if answer.is_err() {
             later(shared, at, &tracked.key, outcome, tracked.ttl());
         }
@@ -88,6 +92,7 @@ pub(super) async fn free(shared: &Arc<RedlockShared>, tracked: &Tracked, outcome
 async fn at_nodes(
     shared: &Arc<RedlockShared>,
     key: &LeaseKey,
+    tracked: Option<&Tracked>,
     outcome: &Outcome,
     at: &[usize],
     last: Option<usize>,
@@ -97,11 +102,22 @@ async fn at_nodes(
     let (asked, hanging): (Vec<usize>, Vec<usize>) = at.iter().partition(|at| reachable.contains(at));
     let (last, others): (Vec<usize>, Vec<usize>) = asked.into_iter().partition(|at| Some(*at) == last);
     let mut answers = shared.nodes.ask_each(others, call).await;
-    answers.extend(hanging.into_iter().map(|at| (at, Err(errors::hangs()))));
     if !last.is_empty() {
         answers.extend(shared.nodes.ask_each(last, call).await);
     }
+    note_unanswered(tracked, &answers);
+    answers.extend(hanging.into_iter().map(|at| (at, Err(errors::hangs()))));
     answers
+}
+
+fn note_unanswered(tracked: Option<&Tracked>, answers: &[(usize, Result<Released>)]) {
+    for (at, answer) in answers {
+        if let (Some(tracked), Err(error)) = (tracked, answer)
+            && error.outcome_unknown()
+        {
+            tracked.on_release_unanswered(*at);
+        }
+    }
 }
 
 /// Releases a lease if it is dropped: the future that would have gone on was dropped.
@@ -229,6 +245,9 @@ impl PendingReleases {
 
 /// Releases at a node that did not answer as soon as it does, unless the lease has lapsed by then.
 pub(super) fn later(shared: &Arc<RedlockShared>, at: usize, key: &LeaseKey, outcome: &Outcome, ttl: Ttl) {
+    if let Some(tracked) = shared.leases.get(key.id) {
+        tracked.on_release_later();
+    }
     let until = shared.nodes.clock().now().after(ttl.get());
     if shared.pending_releases[at].add(PendingRelease { key: key.clone(), outcome: outcome.clone(), until }) {
         shared.runtime.spawn(catch_up(Arc::clone(shared), at));
@@ -244,7 +263,7 @@ async fn catch_up(shared: Arc<RedlockShared>, at: usize) {
             Some(tracked) => Some(tracked.lock_round().await),
             None => None,
         };
-        let is_wanted_there = match tracked.map_or(LeasePhase::Ended, |tracked| tracked.phase()) {
+        let is_wanted_there = match tracked.as_ref().map_or(LeasePhase::Ended, |tracked| tracked.phase()) {
             LeasePhase::Holding { .. } => true,
             LeasePhase::Waiting { queue_node } => queue_node == at,
             LeasePhase::New | LeasePhase::Ended => false,
@@ -256,7 +275,9 @@ async fn catch_up(shared: Arc<RedlockShared>, at: usize) {
             let PendingRelease { key, outcome, .. } = &release;
             async move { backend.release(key, outcome).await }
         };
-        let released = shared.nodes.ask_each([at], call).await.iter().all(|(_, answer)| answer.is_ok());
+        let answers = shared.nodes.ask_each([at], call).await;
+        note_unanswered(tracked.as_deref(), &answers);
+        let released = answers.iter().all(|(_, answer)| answer.is_ok());
         drop(round_lock);
         if released {
             backoff.reset();

@@ -211,7 +211,8 @@ fn merge(shared: &RedlockShared, tracked: Option<&Tracked>, answers: &Standings)
         _ => None,
     };
     let grants: Vec<(usize, Grant)> = answers.iter().filter_map(holding).collect();
-    let votes: Vec<Fence> = grants.iter().filter(|(at, _)| nodes.votes(*at)).map(|(_, grant)| grant.fence).collect();
+    let counts = |at: usize| tracked.map_or_else(|| nodes.votes(at), |tracked| nodes.votes_for(tracked, at));
+    let votes: Vec<Fence> = grants.iter().filter(|(at, _)| counts(*at)).map(|(_, grant)| grant.fence).collect();
     if votes.len() >= nodes.majority() {
         let known = tracked.and_then(|tracked| match tracked.phase() {
             LeasePhase::Holding { grant, .. } => Some(grant),

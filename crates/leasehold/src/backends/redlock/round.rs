@@ -286,7 +286,7 @@ impl Round {
         let countable = |(at, vote): (usize, &Vote)| match vote {
             Vote::Failed(_) | Vote::Unasked => false,
             Vote::Pending => true,
-            _ => nodes.votes(at),
+            _ => nodes.votes_for(&self.tracked, at),
         };
         if self.votes.iter().enumerate().filter(|vote| countable(*vote)).count() < nodes.majority() {
             return end(RoundEnd::Unreachable(self.unreachable()));
@@ -334,8 +334,8 @@ impl Round {
 
     /// The fences of the grants that count.
     pub(super) fn counted_fences(&self) -> Vec<Fence> {
-        let grants = self.grants();
-        grants.into_iter().filter(|(at, _)| self.shared.nodes.votes(*at)).map(|(_, grant)| grant.fence).collect()
+        let counts = |at: usize| self.shared.nodes.votes_for(&self.tracked, at);
+        self.grants().into_iter().filter(|(at, _)| counts(*at)).map(|(_, grant)| grant.fence).collect()
     }
 
     /// What was granted where, whether it counts or not.

@@ -5,6 +5,11 @@
 //! lease next has a majority too, so one node is in both; there every store is
 //! above the one before, so its fence is above. No clock is in this argument,
 //! only that no node forgets.
+//!
+//! A node must not give up by itself what it granted, either. A release that it
+//! left unanswered may still arrive, after a later round for the same lease. So
+//! such a node no longer counts for this lease, and a lease for which too few
+//! nodes count begins anew under another id.
 
 use super::{inspect, round::Round};
 use crate::{
