@@ -259,12 +259,10 @@ fn calls_for_which_there_is_no_further_connection_go_by_the_one_there_is() {
         let asked = locks.mutex(name).ttl(10 * TTL);
         thread::spawn(move || blocking::wait(asked.acquire()))
     };
-    // The slow call may try for a connection, too.
-    let began = SystemClock.now();
     let slow = ask(String::from("slow"));
     let blocked = "select count(*) from pg_stat_activity where usename = 'app' and wait_event_type = 'Lock'";
     until(|| server.psql(blocked) == "1");
-    let mut others = Vec::new();
+    let (began, mut others) = (SystemClock.now(), Vec::new());
     let refusals = || server.log().matches("too many connections for role \"app\"").count();
     until(|| {
         others.push(ask(format!("other:{}", others.len())));
