@@ -116,7 +116,7 @@ impl Output {
         self.style
     }
 
-    /// Writes a line, unless its level is above the one that was asked for.
+    /// Writes a line if the chosen level includes it.
     pub(crate) fn print(&self, line: Line) {
         // Programs get a line for every step, people only for what matters.
         let shown = match self.style.level {

@@ -285,7 +285,7 @@ async fn a_waiter_at_the_head_gets_what_another_held_elsewhere() {
     nodes.are_left_empty().await;
 }
 
-/// A release that nobody waits for any more may be carried out at any time, also after the lease was asked for again.
+/// A node may carry out an unanswered release at any time, even after it has granted the same lease again.
 #[tokio::test]
 async fn a_node_where_a_release_is_unanswered_does_not_count() {
     let nodes = Nodes::new(5);
