@@ -170,8 +170,10 @@ impl<C, A> CoalescerShared<C, A> {
                 expected += usize::from(result.as_ref().map_or(true, self.calls_again));
                 let _caller_left = answer.send(result);
             }
-            expected += take_pushed();
-            if (2..=SMALL_BATCH).contains(&expected) {
+            let pushed = take_pushed();
+            expected += pushed;
+            let most = if pushed == 0 { SMALL_BATCH } else { self.most_calls };
+            if (2..=most).contains(&expected) {
                 sender.let_callers_run(expected).await;
             }
         }
@@ -264,7 +266,8 @@ type SenderFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// How many times a sender that is woken while it is polled is polled again before it moves to the runtime.
 const MOST_POLLS: usize = 8;
 /// After a batch of at most this many calls, its callers run before the next batch is formed. A larger batch gains less
-/// from that than from a server that is kept busy.
+/// from that than from a server that is kept busy. If callers were pushed, the server has nothing else to do: who holds a
+/// lock next depends on what they send.
 const SMALL_BATCH: usize = 16;
 /// How many turns callers get at most that a push has woken.
 const TURNS_AFTER_PUSH: usize = 6;
@@ -536,7 +539,7 @@ mod tests {
     fn gated(gate: &Arc<Semaphore>, most: usize) -> (Coalescer<u32, u32>, Arc<Mutex<Vec<usize>>>) {
         let (gate, sizes) = (Arc::clone(gate), Arc::new(Mutex::new(Vec::new())));
         let seen = Arc::clone(&sizes);
-        let coalescer = Coalescer::new(Handle::current(), 8, most, move |calls: Vec<u32>| {
+        let coalescer = Coalescer::new(Handle::current(), 20, most, move |calls: Vec<u32>| {
             let (gate, sizes) = (Arc::clone(&gate), Arc::clone(&seen));
             async move {
                 sizes.lock().push(calls.len());
@@ -592,6 +595,28 @@ mod tests {
             assert_eq!(call.await.unwrap(), expected);
         }
         assert_eq!(coalescer.shared.state.lock().batches, 0);
+    }
+
+    #[tokio::test]
+    async fn a_large_batch_lets_its_callers_run_only_after_a_push() {
+        for pushed in [false, true] {
+            let gate = Arc::new(Semaphore::new(0));
+            let (coalescer, sizes) = gated(&gate, 1);
+            let calls: Vec<_> = (0..19).map(|number| begun(&coalescer, number)).collect();
+            let ((), _none) = defer_here(|| gate.add_permits(1));
+            assert_eq!(*sizes.lock(), [1, 18]);
+            let ((), Deferred { senders: deferred, .. }) = defer_here(|| {
+                if pushed {
+                    caller_was_pushed();
+                }
+                gate.add_permits(1);
+            });
+            assert_eq!(deferred.len(), usize::from(pushed));
+            continue_here(|| deferred.iter().for_each(|sender| sender.resume()));
+            for (expected, call) in (0..).zip(calls) {
+                assert_eq!(call.await.unwrap(), expected);
+            }
+        }
     }
 
     #[tokio::test]
