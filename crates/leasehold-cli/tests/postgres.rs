@@ -620,5 +620,7 @@ fn what_is_alike_on_every_backend_is_so_here() {
     on_any_backend::a_run_that_holds_or_waits_has_one_connection(&sandbox, connections);
     on_any_backend::a_run_of_two_locks_has_two_connections(&sandbox, connections);
     on_any_backend::a_password_stays_in_its_variable(&url.replacen('@', ":s3cret@", 1));
-    on_any_backend::a_lease_tied_to_a_process(&Sandbox::on(&format!("{url}?liveness=connection")));
+    let by_connection = Sandbox::on(&format!("{url}?liveness=connection"));
+    on_any_backend::a_lease_tied_to_a_process(&by_connection);
+    on_any_backend::a_signal_in_min_hold_leaves_the_lock(&by_connection);
 }

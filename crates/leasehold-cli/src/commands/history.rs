@@ -11,6 +11,7 @@ use leasehold::{
 use super::{CommandContext, time_format, unknown_lock};
 use crate::{
     args::{HistoryArgs, When},
+    command_ended,
     duration::Brief,
     error::Result,
     exit, json,
@@ -49,7 +50,8 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &HistoryArgs) -> Res
     };
     let is_wanted = |ended: &EndedLease| {
         let is_kind = args.event.is_empty() || args.event.iter().any(|wanted| ended.ending == (*wanted).into());
-        is_kind && !(args.failures && lost_only_queue_position(ended))
+        let is_failure = !lost_only_queue_position(ended) && !command_ended::lapsed_after_success(ended);
+        is_kind && (!args.failures || is_failure)
     };
     let limit = match (args.event.is_empty(), args.failures) {
         (true, false) => args.limit,
