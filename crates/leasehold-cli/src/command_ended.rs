@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::{
     Metadata,
-    lease::{LeaseRecord, LeaseState},
+    lease::{EndedLease, Ending, LeaseRecord, LeaseState},
 };
 use leasehold_supervise::{Status, signal_name};
 use serde_json::{Value, json};
@@ -31,6 +31,13 @@ pub(crate) fn without_mark(metadata: &Metadata) -> Metadata {
     let mut metadata = metadata.clone();
     metadata.remove(KEY);
     metadata
+}
+
+/// Returns whether the lease lapsed after its command had succeeded: in or after the shortest hold, when nobody was left
+/// to release it. Nothing has gone wrong then.
+pub(crate) fn lapsed_after_success(ended: &EndedLease) -> bool {
+    matches!(ended.ending, Ending::Expired | Ending::Disconnected)
+        && ended.metadata.get(KEY).is_some_and(|mark| mark.get("exit_code").and_then(Value::as_u64) == Some(0))
 }
 
 /// How a command ended whose lock `--min-hold` keeps.

@@ -7,7 +7,12 @@ use std::{
 
 use clap::{Arg, Command, CommandFactory};
 
-use crate::{args::Cli, paste::TypedPlace, shell, variables::Environment};
+use crate::{
+    args::Cli,
+    paste::{Reader, TypedPlace},
+    shell,
+    variables::Environment,
+};
 
 /// The words of a command line that could be read.
 #[derive(Debug, Default)]
@@ -94,8 +99,9 @@ impl CommandLine {
             config: last("config").map(Path::new),
             backend: text("backend"),
             namespace: text("namespace"),
+            url: None,
         };
-        format!("{}{words}", place.command(env))
+        format!("{}{words}", place.command(env, Reader::of_this_process()))
     }
 
     /// The first operand as it can be pasted behind a command, or `NAME`.

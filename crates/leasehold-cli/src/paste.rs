@@ -1,31 +1,44 @@
 //! Commands for people to paste, which mean the same locks in whichever shell they are pasted.
 
-use std::path::{Path, PathBuf};
+use std::{
+    io::{IsTerminal, stderr},
+    path::{Path, PathBuf, absolute},
+};
 
-use crate::{args::Global, redact, shell, variables::Environment};
+use leasehold::backends::file::DefaultDirectory;
+
+use crate::{redact, shell, variables::Environment};
 
 /// A URL with a password goes by the name of the variable that has it: where the variable is not set, the command
 /// fails instead of looking at other locks.
 const BY_VARIABLE: &str = "\"$LEASEHOLD_URL\"";
 
-/// Where locks live, as far as the command line says so.
+/// Where locks live, as far as it is known.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TypedPlace<'a> {
-    /// `--config`
+    /// `--config`, or the config file that says where
     pub(crate) config: Option<&'a Path>,
     /// `-b`
     pub(crate) backend: Option<&'a str>,
     /// `--namespace`
     pub(crate) namespace: Option<&'a str>,
+    /// The URL that all of it led to, unless the command line was rejected before.
+    pub(crate) url: Option<&'a str>,
 }
 
-impl<'a> From<&'a Global> for TypedPlace<'a> {
-    fn from(global: &'a Global) -> Self {
-        Self {
-            config: global.config.as_deref(),
-            backend: global.backend.as_deref(),
-            namespace: global.namespace.as_deref(),
-        }
+/// Who pastes the command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reader {
+    /// The user who sits at this terminal.
+    ThisUser,
+    /// Whoever reads the log or the mail that it is printed to.
+    Anybody,
+}
+
+impl Reader {
+    /// Of standard error, now.
+    pub(crate) fn of_this_process() -> Self {
+        if stderr().is_terminal() { Self::ThisUser } else { Self::Anybody }
     }
 }
 
@@ -33,15 +46,19 @@ impl TypedPlace<'_> {
     /// The beginning of a command to paste: `leasehold -b redis://cache --namespace billing `. Has no password.
     ///
     /// The environment that counts here may be that of this command alone, or of cron, so the flags repeat it.
-    pub(crate) fn command(self, env: Environment<'_>) -> String {
+    pub(crate) fn command(self, env: Environment<'_>, reader: Reader) -> String {
         let variable = |name| env(name).and_then(|value| value.into_string().ok()).filter(|value| !value.is_empty());
         let by_variable = variable("LEASEHOLD_URL");
-        let backend = self.backend.or(by_variable.as_deref());
-        let (mut password, mut words) = ("", Vec::new());
+        let given = self.backend.or(by_variable.as_deref());
+        let is_profile = given.is_none_or(|backend| !backend.contains(':'));
+        let url = self.url.or(given.filter(|_| !is_profile));
+        let directory = url.filter(|_| given.is_none() || !is_profile).and_then(|url| directory_url(url, env, reader));
+        let backend = directory.as_deref().or(given);
+        let (mut before, mut words) = (String::new(), Vec::new());
 
-        let is_profile = backend.is_none_or(|backend| !backend.contains(':'));
         let from_env = || env("LEASEHOLD_CONFIG").map(PathBuf::from).filter(|_| is_profile);
         if let Some(config) = self.config.map(Path::to_owned).or_else(from_env) {
+            let config = absolute(&config).unwrap_or(config);
             words.push(format!("--config {} ", shell::word(&config.to_string_lossy())));
         }
         if let Some(backend) = backend {
@@ -49,16 +66,58 @@ impl TypedPlace<'_> {
             if has_secret && by_variable.as_deref() == Some(backend) {
                 words.push(format!("-b {BY_VARIABLE} "));
             } else {
-                password = if has_secret { password_variable(backend) } else { "" };
+                before.push_str(if has_secret { password_variable(backend) } else { "" });
                 words.push(format!("-b {} ", shell::word(&redact::without_passwords(backend))));
             }
+        }
+        for name in url.map(left_to_environment).unwrap_or_default() {
+            before.extend(variable(name).map(|value| format!("{name}={} ", shell::word(&value))));
         }
         let namespace = self.namespace.map(str::to_owned).or_else(|| variable("LEASEHOLD_NAMESPACE"));
         if let Some(namespace) = namespace {
             words.push(format!("--namespace {} ", shell::word(&namespace)));
         }
-        format!("{password}leasehold {}", words.concat())
+        format!("{before}leasehold {}", words.concat())
     }
+}
+
+/// Whether this config file may be another one, or none, where a command is pasted.
+pub(crate) fn is_config_of_user(config: &Path, env: Environment<'_>, reader: Reader) -> bool {
+    !config.starts_with("/etc") && (reader == Reader::Anybody || env("XDG_CONFIG_HOME").is_some())
+}
+
+/// The URL of the directory that this URL means here, if it is another one for another user or in another shell.
+fn directory_url(url: &str, env: Environment<'_>, reader: Reader) -> Option<String> {
+    let rest = url.strip_prefix("file:")?;
+    let (path, query) = rest.split_at(rest.find('?').unwrap_or(rest.len()));
+    let directory = matches!(path, "" | "//").then(DefaultDirectory::find)?.ok()?;
+    let differs = match directory {
+        DefaultDirectory::User(_) => reader == Reader::Anybody || env("XDG_STATE_HOME").is_some(),
+        _ => env("LEASEHOLD_MACHINE_DIR").is_some(),
+    };
+    let encoded = directory.path().to_str()?.replace('%', "%25").replace('?', "%3F");
+    differs.then(|| format!("file://{encoded}{query}"))
+}
+
+/// The variables that say what this URL of Postgres leaves out; none for other backends.
+fn left_to_environment(url: &str) -> Vec<&'static str> {
+    let Some(rest) = ["postgres:", "postgresql:"].iter().find_map(|scheme| url.strip_prefix(scheme)) else {
+        return Vec::new();
+    };
+    let (address, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let address = address.strip_prefix("//").unwrap_or(address);
+    let (authority, database) = address.split_once('/').unwrap_or((address, ""));
+    let (user, host) = authority.rsplit_once('@').unwrap_or(("", authority));
+    let has = |name: &str| query.split('&').any(|pair| pair.split('=').next() == Some(name));
+    [
+        ("PGHOST", !host.split(':').next().unwrap_or_default().is_empty() || has("host") || has("hostaddr")),
+        ("PGPORT", host.contains(':') || has("port")),
+        ("PGUSER", !user.is_empty() || has("user")),
+        ("PGDATABASE", !database.is_empty() || has("dbname")),
+    ]
+    .into_iter()
+    .filter_map(|(name, is_given)| (!is_given).then_some(name))
+    .collect()
 }
 
 /// The variable that gives the password which this URL loses when it is printed.
@@ -74,11 +133,20 @@ mod tests {
     use std::ffi::OsString;
 
     use super::*;
+    use crate::args::Global;
 
     fn command(flags: &[&str], variables: &[(&str, &str)]) -> String {
         let cli = crate::args::tests::parse(&[flags, &["list"]].concat());
         let env = |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value));
-        TypedPlace::from(&cli.global).command(&env)
+        let Global { config, backend, namespace, .. } = &cli.global;
+        let url = backend.as_deref().or(variables.iter().find(|(key, _)| *key == "LEASEHOLD_URL").map(|(_, url)| *url));
+        let place = TypedPlace {
+            config: config.as_deref(),
+            backend: backend.as_deref(),
+            namespace: namespace.as_deref(),
+            url: url.filter(|url| url.contains(':')),
+        };
+        place.command(&env, Reader::ThisUser)
     }
 
     #[test]
@@ -122,5 +190,30 @@ mod tests {
         ] {
             assert_eq!(command(flags, variables), pasted);
         }
+    }
+
+    #[test]
+    fn what_the_url_of_a_database_leaves_out_is_repeated() {
+        let variables = [("PGHOST", "db"), ("PGPORT", "5433"), ("PGUSER", "a b"), ("PGDATABASE", "x")];
+        for (url, before) in [
+            ("postgres:", "PGHOST=db PGPORT=5433 PGUSER='a b' PGDATABASE=x "),
+            ("postgres:///app", "PGHOST=db PGPORT=5433 PGUSER='a b' "),
+            ("postgres://u@h/app", "PGPORT=5433 "),
+            ("postgresql://h:1", "PGUSER='a b' PGDATABASE=x "),
+            ("'postgres:///app?host=/run&port=1&user=u'", ""),
+            ("postgres://u@h:1/app", ""),
+            ("redis://h", ""),
+        ] {
+            let pasted = command(&["-b", url.trim_matches('\'')], &variables);
+            assert_eq!(pasted, format!("{before}leasehold -b {url} "));
+        }
+    }
+
+    #[test]
+    fn a_relative_config_file_is_found_from_elsewhere_too() {
+        let here = std::env::current_dir().unwrap();
+        let pasted = format!("leasehold --config {} ", shell::word(&here.join("c.toml").to_string_lossy()));
+        assert_eq!(command(&["--config", "c.toml"], &[]), pasted);
+        assert_eq!(command(&[], &[("LEASEHOLD_CONFIG", "c.toml")]), pasted);
     }
 }

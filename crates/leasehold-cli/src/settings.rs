@@ -15,9 +15,9 @@ use crate::{
     args::{Color, Global, LogFormat},
     config::Config,
     error::{CommandError, Result},
-    paste::TypedPlace,
+    paste::{self, Reader, TypedPlace},
     redact,
-    variables::Environment,
+    variables::{Environment, environment},
 };
 
 /// Where locks live and how to get there.
@@ -25,6 +25,8 @@ use crate::{
 pub(crate) struct Settings {
     /// The URL with its secrets: never printed.
     pub(crate) url: String,
+    /// Whether nobody has said where: neither a flag, nor the environment, nor the config file.
+    pub(crate) is_place_by_default: bool,
     /// The profile it came from.
     pub(crate) profile: Option<String>,
     /// The key prefix that separates applications on one backend.
@@ -37,8 +39,10 @@ pub(crate) struct Settings {
     pub(crate) kill_after: Option<Duration>,
     /// What a child needs in its environment to reach the same locks.
     pub(crate) for_child: Vec<(&'static str, OsString)>,
-    /// How a command to paste begins that means the same place.
-    pasted: String,
+    /// The flags, for commands to paste.
+    flags: Global,
+    /// The config file, if it says where.
+    config: Option<PathBuf>,
 }
 
 impl std::fmt::Debug for Settings {
@@ -66,6 +70,7 @@ impl Settings {
             (None, Some(variable)) => (variable, "LEASEHOLD_URL"),
             (None, None) => (config.default.clone().unwrap_or_else(|| String::from("file:")), "default"),
         };
+        let is_place_by_default = source == "default" && config.default.is_none();
         let is_url = place.contains(':');
         let profile = if is_url {
             None
@@ -86,12 +91,14 @@ impl Settings {
         let url = profile.map_or_else(|| place.clone(), |profile| profile.url.clone());
         Ok(Self {
             url,
+            is_place_by_default,
             namespace,
             connect_limit: global.connect_timeout,
             ttl: config.defaults.ttl.map(|length| length.0),
             kill_after: config.defaults.kill_after.map(|length| length.0),
             for_child: for_child(global),
-            pasted: TypedPlace::from(global).command(env),
+            config: (profile.is_some() || source == "default" && !is_place_by_default).then(|| config.path.clone()),
+            flags: global.clone(),
             profile: (!is_url).then_some(place),
         })
     }
@@ -112,7 +119,17 @@ impl Settings {
 
     /// A command line for people to paste that means the same place as this command.
     pub(crate) fn command(&self, words: &str) -> String {
-        format!("{}{words}", self.pasted)
+        let reader = Reader::of_this_process();
+        let deciding = self.config.as_deref().filter(|path| {
+            environment("LEASEHOLD_CONFIG").is_some() || paste::is_config_of_user(path, &environment, reader)
+        });
+        let place = TypedPlace {
+            config: self.flags.config.as_deref().or(deciding),
+            backend: self.flags.backend.as_deref(),
+            namespace: self.flags.namespace.as_deref(),
+            url: Some(&self.url),
+        };
+        format!("{}{words}", place.command(&environment, reader))
     }
 
     /// The URL as anybody may see it.

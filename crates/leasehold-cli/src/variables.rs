@@ -1,6 +1,9 @@
 //! The environment variables of this process.
 
-use std::{env, ffi::OsString};
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+};
 
 use crate::edit_distance::edit_distance;
 
@@ -24,18 +27,38 @@ pub(crate) fn environment(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty() || name == "LEASEHOLD_URL")
 }
 
-/// Each of these variables that looks like a mistyped setting, with the setting.
-pub(crate) fn mistyped(names: impl Iterator<Item = OsString>) -> Vec<(String, &'static str)> {
-    let names: Vec<String> = names.filter_map(|name| name.into_string().ok()).collect();
-    let is_set = |setting: &str| names.iter().any(|name| name == setting);
-    let candidates = names.iter().filter(|name| name.starts_with("LEA") && !SETTINGS.contains(&name.as_str()));
+/// A variable that looks like a mistyped setting.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Mistyped {
+    /// The variable.
+    pub(crate) name: String,
+    /// The setting that was probably meant.
+    pub(crate) meant: &'static str,
+}
+
+/// Each of these variables that looks like a mistyped setting.
+pub(crate) fn mistyped(variables: impl Iterator<Item = (OsString, OsString)>) -> Vec<Mistyped> {
+    let variables: Vec<(String, OsString)> =
+        variables.filter_map(|(name, value)| Some((name.into_string().ok()?, value))).collect();
+    let is_set = |setting: &str| variables.iter().any(|(name, _)| name == setting);
+    let candidates = variables.iter().filter(|(name, _)| name.starts_with("LEA") && !SETTINGS.contains(&name.as_str()));
     candidates
-        .filter_map(|name| {
-            let meant = SETTINGS.into_iter().find(|setting| edit_distance(name, setting) == 1)?;
+        .filter_map(|(name, value)| {
+            let meant = if is_url_by_another_name(name, value) {
+                "LEASEHOLD_URL"
+            } else {
+                SETTINGS.into_iter().find(|setting| edit_distance(name, setting) == 1)?
+            };
             // Whoever has both has probably not mistyped one of them.
-            (!is_set(meant)).then(|| (name.clone(), meant))
+            (!is_set(meant)).then(|| Mistyped { name: name.clone(), meant })
         })
         .collect()
+}
+
+/// Returns whether the variable seems to be named after the flag that takes the URL. `run` gives its command a variable
+/// of this name, too, with the kind of the backend.
+fn is_url_by_another_name(name: &str, value: &OsStr) -> bool {
+    name == "LEASEHOLD_BACKEND" && value.as_encoded_bytes().contains(&b':')
 }
 
 #[cfg(test)]
@@ -44,19 +67,26 @@ mod tests {
 
     #[test]
     fn a_slip_of_the_fingers_is_told_from_a_variable_of_somebody_else() {
-        for (names, found) in [
-            (&["LEASEHOLD_URI", "PATH"][..], &[("LEASEHOLD_URI", "LEASEHOLD_URL")][..]),
-            (&["LEASEHOLD_ULR"], &[("LEASEHOLD_ULR", "LEASEHOLD_URL")]),
-            (&["LEASHOLD_URL"], &[("LEASHOLD_URL", "LEASEHOLD_URL")]),
-            (&["LEASEHOLD_NAMESPACES"], &[("LEASEHOLD_NAMESPACES", "LEASEHOLD_NAMESPACE")]),
-            (&["LEASEHOLD_URL", "LEASEHOLD_URL2"], &[]),
-            (&["LEASEHOLD_URL", "LEASEHOLD_HELD", "LEASEHOLD_LOCK", "LEASEHOLD_MODE", "LEASEHOLD_KEEPER"], &[]),
-            (&["LEASEHOLD_TTL", "LEASEHOLD_COMPLETE", "LEASEHOLD_TEST_PLACE"], &[]),
+        for (variables, found) in [
+            (&["LEASEHOLD_URI=x", "PATH=x"][..], &[("LEASEHOLD_URI", "LEASEHOLD_URL")][..]),
+            (&["LEASEHOLD_ULR=x"], &[("LEASEHOLD_ULR", "LEASEHOLD_URL")]),
+            (&["LEASHOLD_URL=x"], &[("LEASHOLD_URL", "LEASEHOLD_URL")]),
+            (&["LEASEHOLD_NAMESPACES=x"], &[("LEASEHOLD_NAMESPACES", "LEASEHOLD_NAMESPACE")]),
+            (&["LEASEHOLD_URL=x", "LEASEHOLD_URL2=x"], &[]),
+            (
+                &["LEASEHOLD_URL=x", "LEASEHOLD_HELD=1", "LEASEHOLD_LOCK=x", "LEASEHOLD_MODE=x", "LEASEHOLD_KEEPER=x"],
+                &[],
+            ),
+            (&["LEASEHOLD_TTL=5s", "LEASEHOLD_COMPLETE=x", "LEASEHOLD_TEST_PLACE=x"], &[]),
+            (&["LEASEHOLD_BACKEND=redis://h"], &[("LEASEHOLD_BACKEND", "LEASEHOLD_URL")]),
+            (&["LEASEHOLD_BACKEND=redis://h", "LEASEHOLD_URL=file:"], &[]),
+            (&["LEASEHOLD_BACKEND=redis"], &[]),
         ] {
-            let suggestions = mistyped(names.iter().map(OsString::from));
+            let pairs = variables.iter().filter_map(|pair| pair.split_once('='));
+            let suggestions = mistyped(pairs.map(|(name, value)| (name.into(), value.into())));
             let suggestions: Vec<(&str, &str)> =
-                suggestions.iter().map(|(name, meant)| (name.as_str(), *meant)).collect();
-            assert_eq!(suggestions, found, "{names:?}");
+                suggestions.iter().map(|Mistyped { name, meant }| (name.as_str(), *meant)).collect();
+            assert_eq!(suggestions, found, "{variables:?}");
         }
     }
 }

@@ -609,6 +609,24 @@ fn a_killed_run_in_connection_mode_passes_on_when_all_it_started_is_dead() {
     println!("{kills} kills, no overlap; the slowest round took {slowest:?}");
 }
 
+/// Each costs the time to the server and back: TLS?, the login, what the server is, LISTEN, and then the lock, its release
+/// and the record of the success.
+#[test]
+fn a_run_asks_the_server_seven_times() {
+    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
+    let url = prepared(&sandbox, &server, "seven_times");
+    let trace = sandbox.path("trace");
+    let mut command = sandbox.command("strace");
+    command.args(["-f", "-qq", "-e", "trace=sendto", "-o"]).arg(&trace);
+    command.args([env!("CARGO_BIN_EXE_leasehold"), "run", "x", "--", "true"]).env("LEASEHOLD_URL", &url);
+    Ran::of(command).assert_code(0);
+    let trace = fs::read_to_string(trace).unwrap();
+    // How messages of the protocol begin; those to the supervisor have another form.
+    let is_message = |line: &&str| ["\"P\\0", "\"Q\\0", "\"\\0\\0"].iter().any(|begin| line.contains(begin));
+    let sent: Vec<&str> = trace.lines().filter(is_message).collect();
+    assert_eq!(sent.len(), 7, "{sent:#?}");
+}
+
 #[test]
 fn what_is_alike_on_every_backend_is_so_here() {
     let server = Postgres::shared();
@@ -620,5 +638,7 @@ fn what_is_alike_on_every_backend_is_so_here() {
     on_any_backend::a_run_that_holds_or_waits_has_one_connection(&sandbox, connections);
     on_any_backend::a_run_of_two_locks_has_two_connections(&sandbox, connections);
     on_any_backend::a_password_stays_in_its_variable(&url.replacen('@', ":s3cret@", 1));
-    on_any_backend::a_lease_tied_to_a_process(&Sandbox::on(&format!("{url}?liveness=connection")));
+    let by_connection = Sandbox::on(&format!("{url}?liveness=connection"));
+    on_any_backend::a_lease_tied_to_a_process(&by_connection);
+    on_any_backend::a_signal_in_min_hold_leaves_the_lock(&by_connection);
 }

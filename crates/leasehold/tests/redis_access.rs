@@ -87,11 +87,16 @@ async fn a_database_that_the_server_does_not_have_is_a_mistake_in_the_url() {
 async fn a_password_is_asked_for_and_given() {
     let server = Server::with(&["--save", "", "--requirepass", "hunter2"]);
     let at = format!("127.0.0.1:{}", server.port());
-    for url in [format!("redis://{at}"), format!("redis://:wrong@{at}"), format!("redis://me:hunter2@{at}")] {
+    let kinds = [format!("redis://{at}"), format!("redis://:wrong@{at}"), format!("redis://me:hunter2@{at}")];
+    for url in kinds.into_iter().chain([format!("redis+cluster://{at}"), format!("redis+cluster://:wrong@{at}")]) {
         let error = refused(&url).await;
         assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
         assert!(error.to_string().contains("password_file="), "it says what to do: {error}");
         assert!(!error.to_string().contains(".;"), "one sentence: {error}");
+        let is_wrong = url.contains(":wrong@") || url.contains("me:");
+        let words =
+            if is_wrong { " refused this user or password (WRONGPASS); " } else { " asks for a password (NOAUTH); " };
+        assert!(error.to_string().contains(words) && !error.to_string().contains("HELLO"), "{error}");
     }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("secret");

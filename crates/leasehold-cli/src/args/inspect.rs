@@ -157,7 +157,7 @@ impl ValueEnum for EventArg {
 #[command(after_help = "Exit 1 if nothing is known of the lock that is named: the name may be mistyped.\n\n\
                         Examples:\n  leasehold history nightly-report\n  \
                         leasehold history --failures --since 1d   what went wrong since yesterday\n  \
-                        leasehold history --skipped               jobs that were skipped, and when each last succeeded")]
+                        leasehold history --skipped               how often each job was skipped, and when it last succeeded")]
 pub(crate) struct HistoryArgs {
     /// Only this lock; with a trailing * those whose names begin with this prefix
     #[arg(value_name = "NAME")]
@@ -174,7 +174,8 @@ pub(crate) struct HistoryArgs {
     /// Only what went wrong: everything but released and cancelled
     #[arg(long)]
     pub(crate) failures: bool,
-    /// Instead: how often each job was skipped because its lock was busy, and when it last succeeded
+    /// Instead: how often each job was skipped because its lock was busy, and when it last succeeded; those never
+    /// skipped, too
     #[arg(long, conflicts_with_all = ["since", "until", "event", "failures"])]
     pub(crate) skipped: bool,
     /// At most this many, the newest

@@ -40,7 +40,7 @@ pub(crate) struct RunArgs {
     /// Take this lock, too: all of them or none; may be repeated
     #[arg(long, value_name = "NAME", conflicts_with_all = ["shared", "limit"])]
     pub(crate) also: Vec<String>,
-    /// Keep the lock at least this long, though the command ends earlier; a signal to `run` gives it back at once
+    /// Keep the lock at least this long, though the command ends earlier, and `run` too if a signal ends it in that time
     #[arg(long, value_name = "D", value_parser = duration::parse)]
     pub(crate) min_hold: Option<Duration>,
     /// Stop the command after this long (TERM, then KILL), and exit 124

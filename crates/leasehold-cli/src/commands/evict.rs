@@ -27,7 +27,8 @@ use crate::{
 /// Evicts the lease with the given fence; exit 1 and nothing changed if there is none.
 pub(crate) async fn run(context: &CommandContext<'_>, args: &EvictArgs) -> Result<u8> {
     let name = lock_request::resource(&args.name)?;
-    if args.reason.trim().is_empty() || args.reason.chars().any(char::is_control) {
+    // "…" stands for the reason in commands that we print.
+    if !args.reason.contains(char::is_alphanumeric) || args.reason.chars().any(char::is_control) {
         return Err(CommandError::usage("--reason: say why, in one line; it is kept in the history"));
     }
     let locks = context.connect_patiently().await?;

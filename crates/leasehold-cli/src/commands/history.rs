@@ -5,12 +5,13 @@ use std::cmp::Reverse;
 use leasehold::{
     Leasehold, Resource,
     clock::{Clock, SystemClock},
-    lease::{EndedLease, Ending, HistoryFilter, ListFilter, Names, Timestamp},
+    lease::{EndedLease, Ending, HistoryFilter, ListFilter, Names, RunRecord, Timestamp},
 };
 
 use super::{CommandContext, time_format, unknown_lock};
 use crate::{
     args::{HistoryArgs, When},
+    command_ended,
     duration::Brief,
     error::Result,
     exit, json,
@@ -49,7 +50,8 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &HistoryArgs) -> Res
     };
     let is_wanted = |ended: &EndedLease| {
         let is_kind = args.event.is_empty() || args.event.iter().any(|wanted| ended.ending == (*wanted).into());
-        is_kind && !(args.failures && lost_only_queue_position(ended))
+        let is_failure = !lost_only_queue_position(ended) && !command_ended::lapsed_after_success(ended);
+        is_kind && (!args.failures || is_failure)
     };
     let limit = match (args.event.is_empty(), args.failures) {
         (true, false) => args.limit,
@@ -83,9 +85,7 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &HistoryArgs) -> Res
         json::write(&render(context, args, &ended, now))?;
     }
     if is_truncated {
-        context
-            .output
-            .print(Line::new("truncated", format!("{} shown; there are more: use a higher --limit", ended.len())));
+        say_truncated(context, ended.len());
     }
     Ok(exit::OK)
 }
@@ -124,37 +124,42 @@ fn lost_only_queue_position(ended: &EndedLease) -> bool {
     ended.acquired_at.is_none() && matches!(ended.ending, Ending::Expired | Ending::Disconnected)
 }
 
-/// Prints how often each job was skipped, those skipped last first.
+/// Prints how often each job was skipped and when it last succeeded: those skipped last come first, then those that
+/// were never skipped. A job that is neither skipped nor done any more is the one to look for.
 async fn skipped(context: &CommandContext<'_>, args: &HistoryArgs, names: &Names) -> Result<u8> {
     let locks = context.connect().await?;
     let mut records = locks.runs(names).await?;
-    if let (Names::Exactly(name), [record]) = (names, records.as_slice())
-        && record.skips == 0
-    {
-        let words = runs::message(record, SystemClock.wall());
-        let line = Line::new("empty", format!("{name} was never skipped: {words}"));
-        context.output.print(line.with("lock", name.as_str()));
-        return Ok(exit::OK);
-    }
     if let Names::Exactly(name) = names
         && records.is_empty()
     {
         return never_run(context, &locks, name).await;
     }
-    records.retain(|record| record.skips > 0);
-    records.sort_by_key(|record| Reverse(record.last_skip));
+    records.sort_by_key(|record| Reverse((record.last_skip, record.last_success)));
+    let is_truncated = records.len() > args.limit;
     records.truncate(args.limit);
     if context.output.style().json {
         for record in &records {
             if json::print(runs::to_json(record, None).to_string())? == json::OutputReader::Left {
-                break;
+                return Ok(exit::OK);
             }
         }
-        return Ok(exit::OK);
+    } else {
+        json::write(&render_runs(context, args, &records))?;
     }
+    if records.is_empty() {
+        let level = if context.output.style().json { Level::Debug } else { Level::Normal };
+        context.output.print(Line::new("empty", "no run was skipped, and no success is recorded").at(level));
+    }
+    if is_truncated {
+        say_truncated(context, records.len());
+    }
+    Ok(exit::OK)
+}
+
+fn render_runs(context: &CommandContext<'_>, args: &HistoryArgs, records: &[RunRecord]) -> String {
     let now = SystemClock.wall();
     let mut table = Table::new((!args.no_headers && !records.is_empty()).then_some(&SKIPPED_HEADER));
-    for record in &records {
+    for record in records {
         let ago = |at: Option<Timestamp>| at.map_or_else(String::new, |at| format!("{} ago", Brief(now.since(at))));
         table.row(vec![
             record.resource.to_string(),
@@ -164,11 +169,12 @@ async fn skipped(context: &CommandContext<'_>, args: &HistoryArgs, names: &Names
             ago(record.last_success),
         ]);
     }
-    if records.is_empty() {
-        context.output.print(Line::new("empty", "no run was skipped"));
-    }
-    json::write(&table.render(context.output.style().color_out, table::terminal_width()))?;
-    Ok(exit::OK)
+    table.render(context.output.style().color_out, table::terminal_width())
+}
+
+fn say_truncated(context: &CommandContext<'_>, count: usize) {
+    let words = format!("{count} shown; there are more: use a higher --limit");
+    context.output.print(Line::new("truncated", words));
 }
 
 /// Says that no run under this lock is recorded. Exit 1 if nothing else is known of it either.

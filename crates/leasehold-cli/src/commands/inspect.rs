@@ -198,6 +198,7 @@ impl Day {
         let count = |wanted: &[Ending]| history.iter().filter(|ended| wanted.contains(&ended.ending)).count();
         let is_lost = |ended: &&EndedLease| {
             ended.acquired_at.is_some()
+                && !command_ended::lapsed_after_success(ended)
                 && matches!(ended.ending, Ending::Expired | Ending::Disconnected | Ending::Evicted)
         };
         Self {

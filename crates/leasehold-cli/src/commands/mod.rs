@@ -39,7 +39,7 @@ use crate::{
     redact,
     settings::{Level, Settings},
     shell,
-    variables::{environment, mistyped},
+    variables::{Mistyped, environment, mistyped},
     work::{connect_retry::ConnectRetry, lock_request::WaitLimit},
 };
 
@@ -68,8 +68,19 @@ fn dispatch(cli: &Cli, args: &[OsString], output: &Output) -> Result<u8> {
         }
         _ => &cli.global,
     };
-    warn_of_mistyped_variables(output);
+    // Without the place, the locks would silently be on this machine only.
+    let (of_place, others): (Vec<_>, Vec<_>) =
+        mistyped_variables().into_iter().partition(|variable| variable.meant == "LEASEHOLD_URL");
+    warn_of(&others, output);
     let settings = Settings::resolve(global, &environment)?;
+    if let Some(Mistyped { name, .. }) = of_place.first().filter(|_| settings.is_place_by_default) {
+        let words = format!("{name} has no meaning, and nothing else says where the locks are");
+        return Err(CommandError::config(words)
+            .hint("did you mean LEASEHOLD_URL? to have the locks on this machine only: -b file:"));
+    }
+    if global.backend.is_none() {
+        warn_of(&of_place, output);
+    }
     let context = CommandContext { settings, output, args };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -99,12 +110,13 @@ fn dispatch(cli: &Cli, args: &[OsString], output: &Output) -> Result<u8> {
     result.map_err(|failure| context.without_secrets(failure))
 }
 
-fn warn_of_mistyped_variables(output: &Output) {
-    if environment("LEASEHOLD_KEEPER").is_some() {
-        // The background process of an `acquire` that has told it.
-        return;
-    }
-    for (name, meant) in mistyped(env::vars_os().map(|(name, _)| name)) {
+/// The variables that look like mistyped settings; none for the background process of an `acquire` that has told them.
+fn mistyped_variables() -> Vec<Mistyped> {
+    if environment("LEASEHOLD_KEEPER").is_some() { Vec::new() } else { mistyped(env::vars_os()) }
+}
+
+fn warn_of(mistyped: &[Mistyped], output: &Output) {
+    for Mistyped { name, meant } in mistyped {
         output.print(Line::warning(format!("{name} has no meaning; did you mean {meant}?")));
     }
 }

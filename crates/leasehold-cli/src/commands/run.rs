@@ -228,7 +228,8 @@ fn finish(plan: &JobPlan<'_>, done: WorkResult, report: &mut Report) -> Result<u
     report.reason = done.reason;
     report.held = Some(done.held);
     report.child = done.ended.as_ref().map(report::child);
-    report.released = (done.outcome != RunOutcome::Lost).then_some(done.unreleased.is_none());
+    let is_released_or_failed = done.outcome != RunOutcome::Lost && !done.is_left;
+    report.released = is_released_or_failed.then_some(done.unreleased.is_none());
     match done.unreleased {
         Some(failure) if plan.args.strict_release => {
             report.outcome = RunOutcome::BackendError;

@@ -1,14 +1,15 @@
 //! Runs a command under guards that the caller has acquired, reports what happens, and releases them.
 
-use std::{os::fd::OwnedFd, time::Duration};
+use std::{mem, os::fd::OwnedFd, time::Duration};
 
 use leasehold::{
-    ErrorKind, Guard, Lease, Leasehold, Loss, Outcome, Resource,
+    ErrorKind, Guard, Lease, Leasehold, Loss, Outcome, Resource, Ttl,
+    backend::Renewal,
     clock::{Clock, SystemClock},
-    lease::{Ending, Moment, Released},
+    lease::{Ending, Moment, Released, Standing},
 };
 use leasehold_supervise::{
-    Cause, ChildEnd, Launch, Limits, NotStarted, Notice, Signals, Status, signal_name, supervise,
+    Cause, ChildEnd, Launch, Limits, NotStarted, Notice, Signal, Signals, Status, signal_name, supervise,
 };
 
 use super::{
@@ -70,6 +71,17 @@ pub(crate) struct WorkResult {
     pub(crate) held: Duration,
     /// A release that could not be made.
     pub(crate) unreleased: Option<CommandError>,
+    /// Whether the leases were left behind for the rest of the shortest hold.
+    pub(crate) is_left: bool,
+}
+
+/// What happened in the shortest hold.
+#[derive(Debug, Default)]
+struct Kept {
+    /// Whether a success was recorded meanwhile: whoever kills us in the hold does not undo what the command has done.
+    is_recorded: bool,
+    /// The signal that asked us to end before it was over.
+    interrupted_by: Option<Signal>,
 }
 
 impl Work {
@@ -103,13 +115,20 @@ impl Work {
             say_who_ended(locks, &leases, &mut done, output).await;
             return done;
         }
-        let is_recorded = self.keep_for_min_hold(locks, &done, &leases, acquired, signals, output).await;
-        let outcome = self.outcome_of(&done);
-        self.release(guards, outcome, &mut done, output).await;
+        let kept = self.keep_for_min_hold(locks, &done, &leases, acquired, signals, output).await;
+        if let Some(signal) = kept.interrupted_by {
+            self.leave(locks, &guards, acquired, signal, output).await;
+            done.is_left = true;
+            // Dropped, they would be released.
+            mem::forget(guards);
+        } else {
+            let outcome = self.outcome_of(&done);
+            self.release(guards, outcome, &mut done, output).await;
+        }
         done.held = SystemClock.now().since(acquired);
         match &self.job {
             _ if done.outcome == RunOutcome::Lost => say_who_ended(locks, &leases, &mut done, output).await,
-            Some(job) if done.outcome == RunOutcome::Completed && !is_recorded => {
+            Some(job) if done.outcome == RunOutcome::Completed && !kept.is_recorded => {
                 runs::succeeded(locks, job, output).await;
             }
             _ => {}
@@ -166,7 +185,7 @@ impl Work {
                 Status::Killed(number) => Some(format!("its command was killed by {}", signal_name(number))),
             },
         };
-        WorkResult { exit_code, outcome, reason, details, ended: Some(ended), held, unreleased: None }
+        WorkResult { exit_code, outcome, reason, details, ended: Some(ended), held, unreleased: None, is_left: false }
     }
 
     /// A lease was lost before the command was started.
@@ -182,6 +201,7 @@ impl Work {
             ended: None,
             held: SystemClock.now().since(acquired),
             unreleased: None,
+            is_left: false,
         }
     }
 
@@ -207,13 +227,13 @@ impl Work {
             ended: None,
             held: SystemClock.now().since(acquired),
             unreleased: None,
+            is_left: false,
         };
         self.release(guards, Outcome::failed("exec_failed", messages::bare(error)), &mut done, output).await;
         done
     }
 
-    /// Waits out the shortest hold, unless the lock goes or somebody wants us to end. Returns whether a success was
-    /// recorded meanwhile: whoever kills us in the hold does not undo what the command has done.
+    /// Waits out the shortest hold, unless the lock goes or somebody wants us to end.
     async fn keep_for_min_hold(
         &self,
         locks: &Leasehold,
@@ -222,14 +242,15 @@ impl Work {
         acquired: Moment,
         signals: &mut Signals,
         output: &Output,
-    ) -> bool {
+    ) -> Kept {
+        let mut kept = Kept::default();
         let (now, until) = (SystemClock.now(), acquired.after(self.min_hold));
         if now >= until {
-            return false;
+            return kept;
         }
-        let (Some(lease), Some(ended)) = (leases.first(), &done.ended) else { return false };
+        let (Some(lease), Some(ended)) = (leases.first(), &done.ended) else { return kept };
         if ended.interrupted.is_some() {
-            return false;
+            return kept;
         }
         let status = ended.status;
         let left = until.since(now);
@@ -246,7 +267,6 @@ impl Work {
         .with("lock", lease.resource().as_str());
         let is_worth_a_word = output.style().is_terminal && left > EXPLAIN_AFTER;
         output.print(if is_worth_a_word { line.at(Level::Normal) } else { line });
-        let mut is_recorded = false;
         let keep = async {
             let mut are_held = true;
             for lease in leases {
@@ -258,17 +278,46 @@ impl Work {
                 && done.outcome == RunOutcome::Completed
                 && are_held
             {
-                is_recorded = runs::record_success(locks, job).await.is_ok();
+                kept.is_recorded = runs::record_success(locks, job).await.is_ok();
             }
             SystemClock.alarm_at(until).await;
         };
-        tokio::select! {
-            () = SystemClock.alarm_at(until) => {}
-            () = keep => {}
-            _signal = signals.next_ending() => {}
-            _loss = lease.lost() => {}
+        let interrupted_by = tokio::select! {
+            () = SystemClock.alarm_at(until) => None,
+            () = keep => None,
+            signal = signals.next_ending() => Some(signal),
+            _loss = lease.lost() => None,
+        };
+        Kept { interrupted_by, ..kept }
+    }
+
+    /// Lets the leases live on without us until the shortest hold is over: on a host that is shut down, too, whoever
+    /// comes next must not run the command again.
+    async fn leave(&self, locks: &Leasehold, guards: &[Guard], acquired: Moment, signal: Signal, output: &Output) {
+        let left = acquired.after(self.min_hold).since(SystemClock.now());
+        let ttl = Ttl::new(left).unwrap_or(Ttl::MIN);
+        for guard in guards {
+            let (name, remaining) = (guard.resource(), guard.remaining());
+            let renewal = [Renewal::new(guard.handle().key().clone(), ttl).detach(true)];
+            let renewed = tokio::time::timeout(RELEASE_LIMIT, locks.backend().renew(&renewal)).await;
+            let why = match renewed {
+                Ok(Ok(answer)) => match answer.value.first() {
+                    Some(Standing::Holding(_)) => {
+                        // A renewal never shortens a lease that has an end.
+                        let left = remaining.map_or(left, |remaining| left.max(remaining));
+                        let words = format!("{signal}: {name} stays locked for {} more (--min-hold)", Brief(left));
+                        output.print(Line::new("left", words).with("lock", name.as_str()));
+                        continue;
+                    }
+                    Some(Standing::Gone | Standing::Waiting(_)) => String::from("it is lost"),
+                    Some(Standing::Unknown) | None => String::from("no answer"),
+                },
+                Ok(Err(error)) => format!("{error:#}"),
+                Err(_elapsed) => String::from("no answer"),
+            };
+            let lapse = lapse(remaining);
+            output.print(Line::warning(format!("cannot keep {name} for the rest of --min-hold ({why}); {lapse}")));
         }
-        is_recorded
     }
 
     /// Gives the leases back, the last taken first, and tells what was found.
@@ -337,12 +386,16 @@ async fn say_who_ended(locks: &Leasehold, leases: &[Lease], done: &mut WorkResul
     }
 }
 
-fn not_released(name: &str, left: Option<Duration>, why: &str, done: &mut WorkResult, output: &Output) {
-    let lapse = match left {
+/// What becomes of a lease that is neither renewed nor released.
+fn lapse(left: Option<Duration>) -> String {
+    match left {
         Some(left) => format!("the lease will lapse in {}", Brief(left)),
         None => String::from("it ends with this process"),
-    };
-    let words = format!("cannot release {name} ({why}); {lapse}");
+    }
+}
+
+fn not_released(name: &str, left: Option<Duration>, why: &str, done: &mut WorkResult, output: &Output) {
+    let words = format!("cannot release {name} ({why}); {}", lapse(left));
     output.print(Line::warning(words.clone()));
     done.unreleased = Some(CommandError::unavailable(words));
 }

@@ -54,6 +54,39 @@ fn a_hint_means_the_place_that_was_asked() {
     }
 }
 
+/// As in the mail of a cron job, which somebody else reads.
+#[test]
+fn a_hint_means_the_same_place_for_another_user() {
+    let sandbox = Sandbox::new();
+    fs::create_dir_all(sandbox.path("config/leasehold")).unwrap();
+    let config = format!("default = \"prod\"\n[backend.prod]\nurl = \"{}\"\n", sandbox.url());
+    fs::write(sandbox.path("config/leasehold/config.toml"), config).unwrap();
+    fs::write(sandbox.path("relative.toml"), format!("default = \"{}\"\n", sandbox.url())).unwrap();
+    for (flags, variable) in [
+        (&[][..], None),
+        (&["-b", "file:"], Some("XDG_STATE_HOME")),
+        (&[], Some("XDG_CONFIG_HOME")),
+        (&["--config", "relative.toml"], None),
+    ] {
+        let command = |args: &[&str]| {
+            let mut command = sandbox.bare(&[flags, args].concat());
+            command.current_dir(sandbox.path(""));
+            command.envs(variable.map(|name| (name, sandbox.path("config"))));
+            command
+        };
+        let ready = sandbox.path("ready");
+        let script = format!("touch {}; exec sleep 600", ready.display());
+        let _holder = Running::of(command(&["run", "x", "-c", &script]));
+        until("the holder runs", || ready.exists());
+        fs::remove_file(ready).unwrap();
+        let busy = Ran::of(command(&["run", "-n", "x", "true"]));
+        busy.assert_code(75);
+        let home = sandbox.path("elsewhere");
+        let seen = pasted(&sandbox, &busy.stderr, "see it: ", &[("HOME", home.to_str().unwrap())]);
+        assert!(seen.stdout.contains("HELD"), "{flags:?} {variable:?}: {busy:?} {seen:?}");
+    }
+}
+
 #[test]
 fn the_code_of_a_conflict_can_be_chosen() {
     let sandbox = Sandbox::new();
@@ -239,14 +272,14 @@ fn a_short_job_keeps_the_lock_for_its_shortest_hold() {
     sandbox.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
     std::thread::sleep(Duration::from_millis(50));
     holder.signal(Signal::TERM);
-    assert_eq!(holder.code(), 0, "the job had ended well; only the holding was cut short");
-    assert_eq!(sandbox.holders("x"), 0);
+    assert_eq!(holder.code(), 0, "the job had ended well");
+    assert_eq!(sandbox.holders("x"), 1, "the rest of the hold needs no process");
 
     let ready = sandbox.path("ready");
     let script = format!("touch {}; exec sleep 600", ready.display());
-    let mut running = sandbox.start(&["run", "--min-hold", "600", "x", "-c", &script]);
+    let mut running = sandbox.start(&["run", "--min-hold", "600", "y", "-c", &script]);
     until("the job runs", || ready.exists());
     running.signal(Signal::TERM);
     assert_eq!(running.code(), 143, "one signal ends the job and the holding");
-    assert_eq!(sandbox.holders("x"), 0);
+    assert_eq!(sandbox.holders("y"), 0);
 }

@@ -213,6 +213,12 @@ fn evict_takes_away_what_was_looked_at_and_nothing_else() {
     let unconfirmed = sandbox.run(&["evict", "x", "--fence", &fence, "--reason", "host gone"]);
     unconfirmed.assert_code(64);
     assert!(unconfirmed.stderr.contains("--yes"), "{unconfirmed:?}");
+    // As `inspect` prints it.
+    for reason in ["…", "...", " "] {
+        let pasted = sandbox.run(&["evict", "--fence", &fence, "--reason", reason, "x", "--yes"]);
+        pasted.assert_code(64);
+        assert!(pasted.stderr.contains("--reason: say why"), "{pasted:?}");
+    }
     assert_eq!(sandbox.holders("x"), 1);
     assert!(!holder.has_ended());
     let mut command = sandbox.leasehold(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]);

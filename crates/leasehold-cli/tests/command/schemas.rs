@@ -159,9 +159,9 @@ fn commands_that_look_fit_their_schemas() {
         assert_eq!(check_lines("inspect", &sandbox.run(&["inspect", "--json", name]).stdout), 1);
     }
     assert_eq!(check_lines("history", &sandbox.run(&["history", "--json"]).stdout), 2);
-    for runs in [&["history", "--skipped", "--json"][..], &["check", "held", "--succeeded-within", "1h", "--json"]] {
-        assert!(check_lines("runs", &sandbox.run(runs).stdout) <= 1);
-    }
+    assert!(check_lines("runs", &sandbox.run(&["history", "--skipped", "--json"]).stdout) >= 1);
+    let check = sandbox.run(&["check", "held", "--succeeded-within", "1h", "--json"]);
+    assert!(check_lines("runs", &check.stdout) <= 1);
     assert_eq!(check_lines("doctor", &sandbox.run(&["doctor", "--json"]).stdout), 1);
     assert_eq!(check_lines("version", &sandbox.run(&["version", "--json"]).stdout), 1);
     let wrong = sandbox.run(&["evict", "--json", "held", "--fence", "1", "--reason", "r", "--yes"]);

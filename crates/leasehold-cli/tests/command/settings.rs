@@ -63,9 +63,27 @@ fn an_empty_or_mistyped_variable_is_told() {
         assert_eq!(refused.stdout, "", "neither the locks of the variable nor those of this machine");
     }
 
-    let mistyped = run(&[], "LEASEHOLD_ULR", &sandbox.url());
+    for name in ["LEASEHOLD_ULR", "LEASEHOLD_BACKEND"] {
+        let refused = run(&[], name, "redis://cache");
+        refused.assert_code(78);
+        let words = format!("leasehold: {name} has no meaning, and nothing else says where the locks are\n");
+        assert!(refused.stderr.starts_with(&words) && refused.stderr.contains("did you mean LEASEHOLD_URL?"));
+        assert_eq!(refused.stdout, "");
+        assert_eq!(run(&["-b", &sandbox.url()], name, "redis://cache").stderr, "", "the flag says it");
+    }
+    assert!(!sandbox.path("home/.local").exists(), "no locks of this machine instead");
+    let config = sandbox.path("config.toml");
+    fs::write(&config, format!("default = \"{}\"\n", sandbox.url())).unwrap();
+    let warned = run(&["--config", config.to_str().unwrap()], "LEASEHOLD_BACKEND", "redis://cache");
+    warned.assert_code(0);
+    let words = "leasehold: warning: LEASEHOLD_BACKEND has no meaning; did you mean LEASEHOLD_URL?\n";
+    assert_eq!(warned.stderr, words);
+    let mistyped = run(&[], "LEASEHOLD_NAMESPACES", "n");
     mistyped.assert_code(0);
-    assert_eq!(mistyped.stderr, "leasehold: warning: LEASEHOLD_ULR has no meaning; did you mean LEASEHOLD_URL?\n");
+    let words = "leasehold: warning: LEASEHOLD_NAMESPACES has no meaning; did you mean LEASEHOLD_NAMESPACE?\n";
+    assert_eq!(mistyped.stderr, words);
+    // What a command under a lock has in its environment.
+    assert_eq!(run(&[], "LEASEHOLD_BACKEND", "redis").stderr, "");
     assert_eq!(run(&[], "LEASEHOLD_TTL", "5s").stderr, "");
 }
 

@@ -28,6 +28,20 @@ fn skips_and_successes_are_counted_and_shown() {
     assert!(table.starts_with("NAME  SKIPPED  LAST SKIP") && table.lines().count() == 2, "{table}");
     assert_eq!(sandbox.run(&["history", "--skipped", "--json", "j*"]).json()["skips"], 3);
     assert_eq!(sandbox.run(&["history", "--skipped", "--json", "other"]).stdout, "");
+
+    // Others that only succeeded come behind it, and the limit says that it left them out.
+    for name in ["older", "newer"] {
+        sandbox.run(&["run", name, "--", "true"]).assert_code(0);
+    }
+    let table = sandbox.run(&["history", "--skipped"]);
+    let columns = |line: &str| line.split_whitespace().take(2).map(str::to_owned).collect::<Vec<_>>();
+    let rows: Vec<_> = table.stdout.lines().skip(1).map(columns).collect();
+    assert_eq!(rows, [["job", "3"], ["newer", "0"], ["older", "0"]], "{table:?}");
+    assert_eq!((table.stdout.matches(" ago").count(), table.stderr.as_str()), (4, ""), "{table:?}");
+    let only = sandbox.run(&["history", "--skipped", "--limit", "1"]);
+    assert_eq!(only.stdout.lines().count(), 2, "{only:?}");
+    assert_eq!(only.stderr, "leasehold: 1 shown; there are more: use a higher --limit\n");
+    assert_eq!(sandbox.run(&["history", "--skipped", "--json", "older"]).json()["skips"], 0);
 }
 
 #[test]

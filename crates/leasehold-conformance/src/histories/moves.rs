@@ -97,6 +97,7 @@ impl Moves {
         let mut renewal = Renewal::new(request.key, self.ttl());
         renewal.downgrade = self.dice.percent(40).then(|| self.claim(name));
         renewal.metadata = self.dice.percent(20).then(|| self.metadata());
+        renewal.detach = self.dice.percent(10);
         renewal
     }
 

@@ -70,6 +70,7 @@ pub(crate) fn all() -> Vec<Trial> {
             Trial::new("a waiter that does not confirm its turn loses it", lifetime::unconfirmed_turn)
                 .if_death_is_seen(),
             Trial::new("a detached lease outlives its instance", lifetime::detached_outlives),
+            Trial::new("a lease that its instance detaches outlives it", lifetime::detached_later),
             Trial::new("expiry to the microsecond", lifetime::exact_expiry).manual(),
             Trial::new("evicting under a stale fence changes nothing", eviction::stale_fence),
             Trial::new("an eviction is handed on and recorded with its reason", eviction::handed_on),

@@ -338,7 +338,8 @@ impl State {
 
     /// Extends the lease to now + ttl and applies the other changes of the renewal.
     ///
-    /// A renewal also confirms a provisional grant. It never shortens a lease.
+    /// A renewal also confirms a provisional grant. It never shortens a lease, but one that ends with its process may be
+    /// given an end instead, by that process.
     pub fn renew(&mut self, renewal: &Renewal, context: &Context<'_>, effects: &mut Effects) -> Standing {
         let id = renewal.key.id;
         self.settle_for(Some(id), context, effects);
@@ -348,6 +349,9 @@ impl State {
             return Standing::Gone;
         };
         entry.prolong(renewal.ttl, context);
+        if renewal.detach && (context.presence)(entry) == Presence::Own {
+            entry.detach(renewal.ttl, context);
+        }
         if let Some(metadata) = &renewal.metadata {
             entry.metadata.clone_from(metadata);
         }
@@ -545,6 +549,14 @@ impl Entry {
             && (context.presence)(self) == Presence::Own
         {
             self.state = EntryState::Holding(held);
+        }
+    }
+
+    /// Gives a lease that ends with its process an end of its own.
+    fn detach(&mut self, ttl: Ttl, context: &Context<'_>) {
+        if self.expiry == Expiry::ByPresence && matches!(self.state, EntryState::Holding(_)) {
+            (self.expiry, self.ttl) = (Expiry::ByClock, ttl);
+            self.expires_at = context.now.after(ttl.get());
         }
     }
 

@@ -395,11 +395,13 @@ async fn watch_deadlines(renewer: Weak<Renewer>) {
     drop_elsewhere(renewer);
 }
 
-/// Drops the renewer on a blocking thread. The last reference also drops the backend, which may take long: a slow disk
-/// must not delay other instances.
+/// Drops the renewer. The last reference, which also drops the backend, goes to a blocking thread: that may take long, and
+/// a slow disk must not delay other instances.
 fn drop_elsewhere(renewer: Arc<Renewer>) {
-    let io = renewer.threads.io.clone();
-    drop(io.spawn_blocking(move || drop(renewer)));
+    if let Some(last) = Arc::into_inner(renewer) {
+        let io = last.threads.io.clone();
+        drop(io.spawn_blocking(move || drop(last)));
+    }
 }
 
 impl fmt::Debug for Renewer {

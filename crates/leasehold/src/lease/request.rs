@@ -109,12 +109,15 @@ pub struct Renewal {
     pub downgrade: Option<Claim>,
     /// The new metadata; `None` to keep the old.
     pub metadata: Option<Metadata>,
+    /// Whether the lease becomes a detached one, which ends `ttl` from now unless it is renewed. Only for a lease that
+    /// holds, and only by the instance that requested it, which must no longer rely on the lease's old lifetime.
+    pub detach: bool,
 }
 
 impl Renewal {
     /// Creates a renewal that extends the lease and changes nothing else.
     pub fn new(key: LeaseKey, ttl: Ttl) -> Self {
-        Self { key, ttl, fence_floor: None, downgrade: None, metadata: None }
+        Self { key, ttl, fence_floor: None, downgrade: None, metadata: None, detach: false }
     }
 
     setters! {
@@ -126,6 +129,9 @@ impl Renewal {
 
         /// Sets the new metadata.
         pub fn metadata(mut self, metadata: Metadata) -> Self => Some(metadata);
+
+        /// Sets whether the lease becomes a detached one.
+        pub fn detach(mut self, detach: bool) -> Self => detach;
 
         /// Sets the ttl.
         pub fn ttl(mut self, ttl: Ttl) -> Self => ttl;

@@ -289,7 +289,7 @@ impl RenewCalls {
         let waits = locked_rows == LockedRows::Wait;
         let (mut names, mut ids, mut ttls) = (Vec::new(), Vec::new(), Vec::new());
         let (mut floors, mut modes, mut units) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut capacities, mut metadata) = (Vec::new(), Vec::new());
+        let (mut capacities, mut metadata, mut detached) = (Vec::new(), Vec::new(), Vec::new());
         for renewal in renewals {
             names.push(renewal.key.resource.as_str());
             ids.push(Uuid::from_u128(renewal.key.id.as_u128()));
@@ -299,6 +299,7 @@ impl RenewCalls {
             units.push(renewal.downgrade.map(|claim| int(claim.units())));
             capacities.push(renewal.downgrade.map(|claim| int(claim.capacity())));
             metadata.push(renewal.metadata.as_ref().map(|metadata| Json(storable_metadata(metadata))));
+            detached.push(renewal.detach);
         }
         let reply = self
             .router
@@ -320,6 +321,7 @@ impl RenewCalls {
                     (&capacities, Type::INT4_ARRAY),
                     (&metadata, Type::JSONB_ARRAY),
                     (&waits, Type::BOOL),
+                    (&detached, Type::BOOL_ARRAY),
                 ],
             )
             .await?;
@@ -347,5 +349,5 @@ fn is_blocked(failure: &Failure) -> bool {
 
 /// Whether it changes nothing but the expiry.
 fn only_extends(renewal: &Renewal) -> bool {
-    renewal.fence_floor.is_none() && renewal.downgrade.is_none() && renewal.metadata.is_none()
+    renewal.fence_floor.is_none() && renewal.downgrade.is_none() && renewal.metadata.is_none() && !renewal.detach
 }

@@ -231,10 +231,11 @@ async fn missing(connection: &Connection, options: &PostgresOptions) -> Result<F
 /// Refuses a schema that this library cannot work with; installs a missing or older one if the options say so.
 pub(super) async fn check_or_install(connection: &Connection, options: &PostgresOptions) -> Result<(), Failure> {
     let schema = &options.schema;
-    let installed = if connection.server_info.installed {
-        Some(decode::installed_version(&connection.call(Statement::Version, &[]).await?)?)
-    } else {
-        None
+    let installed = match connection.installed_version {
+        _ if !connection.server_info.installed => None,
+        Some(known) => Some(known),
+        // Says why the version could not be read.
+        None => Some(decode::installed_version(&connection.call(Statement::Version, &[]).await?)?),
     };
     let Some(installed) = installed.filter(|installed| installed.version >= newest() || !options.init) else {
         if options.init {

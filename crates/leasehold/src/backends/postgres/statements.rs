@@ -32,7 +32,7 @@ statements! {
     ReleaseOne => Text::Function("release_one", 8),
     ReleaseMany => Text::Function("release_many", 8),
     RenewMany => Text::Function("renew_many", 6),
-    RenewEach => Text::Function("renew_each", 14),
+    RenewEach => Text::Function("renew_each", 15),
     SettleDead => Text::Function("settle_dead", 5),
     Evict => Text::Function("evict_fence", 6),
     List => Text::Function("list_leases", 5),

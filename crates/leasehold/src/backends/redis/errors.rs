@@ -24,9 +24,12 @@ fn refused_by(server: &str, options: &RedisOptions, error: &RedisError) -> Error
     if is_unauthenticated(error) {
         let advice = match (&options.user, &options.password, &options.credentials) {
             (Some(_), None, None) => "a password follows a colon, as in :PASSWORD@host",
-            _ => "give user and password in the URL, or by password_file=, password_env= or REDISCLI_AUTH",
+            _ => {
+                "give user and password in the URL (USER:PASSWORD@host, or :PASSWORD@host), or by password_file=, \
+                 password_env= or REDISCLI_AUTH"
+            }
         };
-        return Error::permission_denied(format!("{server} refused: {text}; {advice}"));
+        return Error::permission_denied(format!("{server} {}; {advice}", not_authenticated(&text)));
     }
     match error.kind() {
         ErrorKind::Server(ServerErrorKind::NoPerm) => {
@@ -73,7 +76,7 @@ fn rights(options: &RedisOptions) -> String {
 
 /// The error of a server that could not be reached: nothing was sent.
 pub(super) fn unreachable(server: &str, options: &RedisOptions, error: &RedisError) -> Error {
-    if is_refusal(error) {
+    if is_refusal(error) || is_unauthenticated(error) {
         return refused_by(server, options, error);
     }
     if error.kind() == ErrorKind::Parse {
@@ -112,9 +115,9 @@ pub(super) fn of_sentinel(sentinel: &Address, options: &RedisOptions, error: &Re
     let server = format!("the sentinel {sentinel}");
     if is_unauthenticated(error) {
         return Error::permission_denied(format!(
-            "{server} refused: {}; sentinels have users of their own: give sentinel_password_file= or \
+            "{server} {}; sentinels have users of their own: give sentinel_password_file= or \
              sentinel_password_env=, and sentinel_user= if it has a name",
-            text(error)
+            not_authenticated(&text(error))
         ));
     }
     unreachable(&server, options, error)
@@ -178,8 +181,15 @@ pub(super) fn is_refusal(error: &RedisError) -> bool {
     )
 }
 
+/// Whether the server wants other credentials; of a cluster, only the text of the error says so.
 fn is_unauthenticated(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::AuthenticationFailed || matches!(error.code(), Some("NOAUTH" | "WRONGPASS"))
+    error.kind() == ErrorKind::AuthenticationFailed
+        || ["NOAUTH", "WRONGPASS"].iter().any(|code| text(error).contains(code))
+}
+
+/// What the server thinks of the credentials. Its own text of NOAUTH speaks of the protocol.
+fn not_authenticated(text: &str) -> &'static str {
+    if text.contains("NOAUTH") { "asks for a password (NOAUTH)" } else { "refused this user or password (WRONGPASS)" }
 }
 
 /// Whether the server does not know the script.

@@ -36,6 +36,7 @@ use super::{
     decode,
     errors::{Failure, FailureKind},
     options::{LivenessOption, Pooler, PostgresOptions},
+    schema::InstalledVersion,
     statements::{self, Statement},
 };
 use crate::{Result, lease::Incarnation};
@@ -85,6 +86,8 @@ pub(super) struct Connection {
     /// Locked while the statements of a transaction are sent, so that no other thread sends between them.
     sending: Mutex<()>,
     pub(super) server_info: ServerInfo,
+    /// The version of the schema, if it was read on connecting.
+    pub(super) installed_version: Option<InstalledVersion>,
     /// Its socket, where a child may inherit it.
     pub(super) socket: Option<Arc<SessionSocket>>,
 }
@@ -141,6 +144,7 @@ impl Connector {
         self: &Arc<Self>,
         listener: Option<mpsc::UnboundedSender<Notification>>,
     ) -> Result<Connection, Failure> {
+        let is_listening = listener.is_some();
         let marker = (self.options.pooler == Pooler::Auto && self.transaction_pooled.get() != Some(&true))
             .then(|| Uuid::new_v4().simple().to_string());
         let config = self.options.current_config().map_err(|error| Failure::from_error(&error))?;
@@ -151,7 +155,10 @@ impl Connector {
             }
             raw => raw?,
         };
-        let server_info = self.read_server_info(&raw.client).await?;
+        // One round trip for both. Without a schema, or the right to use it, there is no version.
+        let (server_info, version) =
+            tokio::join!(self.read_server_info(&raw.client), self.read_version(&raw.client, is_listening));
+        let server_info = server_info?;
         if server_info.in_recovery {
             return Err(Failure::new(
                 FailureKind::Unavailable,
@@ -175,6 +182,7 @@ impl Connector {
             explicit_transaction: AtomicBool::new(!server_info.default_transaction_ok),
             sending: Mutex::new(()),
             server_info,
+            installed_version: version,
             socket: raw.socket.map(Arc::new),
         })
     }
@@ -275,6 +283,15 @@ impl Connector {
             .await
             .map_err(|error| self.cannot_connect(&error))
             .and_then(|rows| decode::server_info(&rows))
+    }
+
+    /// The version of the schema, for a connection that may be the first; `None` if it cannot be read.
+    async fn read_version(&self, client: &Client, is_wanted: bool) -> Option<InstalledVersion> {
+        if !is_wanted {
+            return None;
+        }
+        let rows = client.query_typed(self.text(Statement::Version), &[]).await.ok()?;
+        decode::installed_version(&rows).ok()
     }
 
     fn cannot_connect(&self, error: &tokio_postgres::Error) -> Failure {

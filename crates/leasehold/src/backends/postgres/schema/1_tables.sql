@@ -200,7 +200,7 @@ create type leasehold.operation as (
   capacity int,
   ttl_us bigint,
   max_ahead int,      -- how many may wait ahead of it: -1 for a try, null for any number
-  attached boolean,
+  attached boolean,   -- renew: false to detach the lease from its session
   holder text,
   note text,
   metadata jsonb,     -- renew: the new one, or null

@@ -434,6 +434,7 @@ declare
   e leasehold.entry := s.e;
   a leasehold.answer := s.a;
   moved boolean := false;
+  detached boolean := false;
 begin
   if not s.existed then
     a.verdict := 'n';
@@ -455,6 +456,14 @@ begin
   elsif s.now + q.ttl_us * interval '1 microsecond' > e.expires_at then
     e.expires_at := s.now + q.ttl_us * interval '1 microsecond';
     e.ttl_us := q.ttl_us;
+  end if;
+  if q.op = 'n' and not q.attached and e.session is not null and e.fence is not null and not e.provisional
+    and e.channel is not distinct from c.channel then
+    -- Entry::detach.
+    e.session := null;
+    e.expires_at := s.now + q.ttl_us * interval '1 microsecond';
+    e.ttl_us := q.ttl_us;
+    detached := true;
   end if;
   if q.op = 'n' then
     e.metadata := coalesce(q.metadata, e.metadata);
@@ -481,8 +490,8 @@ begin
     r := leasehold._with_inline_entry(r, e);
   elsif moved or e.expires_at <> 'infinity' or q.metadata is not null or q.mode is not null or q.floor is not null then
     -- renew_many may have moved the end since it was read.
-    update leasehold.entry x set expires_at = greatest(x.expires_at, e.expires_at),
-      ttl_us = case when e.expires_at > x.expires_at then e.ttl_us else x.ttl_us end, metadata = e.metadata, mode = e.mode,
+    update leasehold.entry x set expires_at = case when detached then e.expires_at else greatest(x.expires_at, e.expires_at) end,
+      ttl_us = case when detached or e.expires_at > x.expires_at then e.ttl_us else x.ttl_us end, metadata = e.metadata, mode = e.mode,
       units = e.units, fence = e.fence, session = e.session, provisional = x.provisional and e.provisional, renewed_at = s.now
     where x.id = e.id and x.namespace = e.namespace and x.name = e.name;
   end if;

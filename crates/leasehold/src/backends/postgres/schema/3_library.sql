@@ -645,7 +645,7 @@ end $$;
 create function leasehold.renew_each(
   p_namespace text, p_channel text, p_session int, p_abandoned int[], p_history "char",
   p_names text[], p_ids uuid[], p_ttls_us bigint[], p_floors bigint[], p_modes "char"[], p_units int[], p_capacities int[],
-  p_metadata jsonb[], p_waits boolean default true
+  p_metadata jsonb[], p_waits boolean default true, p_detach boolean[] default null
 ) returns setof leasehold.answer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'
 set seq_page_cost = 100 as $$
@@ -657,8 +657,9 @@ begin
   perform leasehold._check_isolation();
   c := row(p_namespace, p_channel, p_session, p_history, leasehold._watched(p_namespace));
   for u in
-    select *, count(*) over (partition by x.name) > 1 as several from unnest(p_names, p_ids, p_ttls_us, p_floors, p_modes, p_units, p_capacities, p_metadata) with ordinality
-      as x(name, id, ttl_us, floor, mode, units, capacity, metadata, at) order by x.name collate "C", x.at
+    select *, count(*) over (partition by x.name) > 1 as several
+    from unnest(p_names, p_ids, p_ttls_us, p_floors, p_modes, p_units, p_capacities, p_metadata, p_detach) with ordinality
+      as x(name, id, ttl_us, floor, mode, units, capacity, metadata, detach, at) order by x.name collate "C", x.at
   loop
     if not p_waits then
       perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = u.name for no key update skip locked;
@@ -686,7 +687,7 @@ begin
         and x.id = u.id and x.fence is not null and x.session = any (p_abandoned)) then
       a.verdict := 'n';
     else
-      a := leasehold._operate(c, row('n', u.name, u.id, u.mode, u.units, u.capacity, u.ttl_us, null, null, null, null,
+      a := leasehold._operate(c, row('n', u.name, u.id, u.mode, u.units, u.capacity, u.ttl_us, null, not u.detach, null, null,
         u.metadata, u.floor, null, null, null)::leasehold.operation);
     end if;
     a.at := u.at;
