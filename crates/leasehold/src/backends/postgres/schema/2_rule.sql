@@ -224,7 +224,7 @@ begin
   end if;
   s := case
     when q.op = 'a' and not s.existed then leasehold._apply_acquire(c, q, s)
-    when q.op in ('a', 'n') then leasehold._apply_renew(c, q, s)
+    when q.op in ('a', 'n') and s.existed then leasehold._apply_renew(c, q, s)
     when q.op in ('r', 'e') then leasehold._apply_end(c, q, s)
     else s end;
   if not s.settled then
@@ -297,14 +297,21 @@ begin
         end if;
       end if;
       r.last_fence := leasehold._next_fence(r.last_fence, leasehold._micros(s.now), w.floor);
-      r.used := r.used + w.units;
       r.waiting := r.waiting - 1;
       a.granted := a.granted + 1;
       -- Entry::hand_over.
       w.provisional := w.session is not null and w.channel is distinct from c.channel;
-      update leasehold.entry x set fence = r.last_fence, acquired_at = s.now, provisional = w.provisional,
-        expires_at = case when w.provisional then s.now + least(w.ttl_us, 5000000) * interval '1 microsecond' else x.expires_at end
-      where x.id = w.id and x.namespace = w.namespace and x.name = w.name;
+      if r.id is null and r.used = 0 and not w.provisional then
+        delete from leasehold.entry x where x.id = w.id and x.namespace = w.namespace and x.name = w.name;
+        w.fence := r.last_fence;
+        w.acquired_at := greatest(s.now, r.freed_at);
+        r := leasehold._with_inline_entry(r, w);
+      else
+        r.used := r.used + w.units;
+        update leasehold.entry x set fence = r.last_fence, acquired_at = s.now, provisional = w.provisional,
+          expires_at = case when w.provisional then s.now + least(w.ttl_us, 5000000) * interval '1 microsecond' else x.expires_at end
+        where x.id = w.id and x.namespace = w.namespace and x.name = w.name;
+      end if;
       if w.id is distinct from q.id then
         a.hints := leasehold._hint(c, a.hints, w.channel,
           case when w.provisional then 'p ' else 'g ' end || w.id || ' ' || r.last_fence);
@@ -330,24 +337,6 @@ begin
     perform pg_notify(p_channel, p_line);
   end if;
   return p_hints;
-end $$;
-
--- Finds the entry that an operation is about.
-create function leasehold._find(q leasehold.operation, s leasehold.step) returns leasehold.step
-language plpgsql volatile as $$
-declare
-  e leasehold.entry;
-begin
-  -- Leases of acquire_lock() share their id.
-  if (s.r).id = q.id and (q.holder is null or q.holder = (s.r).holder or q.id <> leasehold._sql_id()) then
-    s.existed := true;
-    s.e := leasehold._inline_entry(s.r);
-  elsif (s.r).has_entries then
-    select * into e from leasehold.entry x where x.id = q.id and x.namespace = (s.r).namespace and x.name = (s.r).name;
-    s.existed := found;
-    s.e := e;
-  end if;
-  return s;
 end $$;
 
 -- State::acquire for an entry that does not exist yet.
@@ -426,20 +415,32 @@ begin
   return s;
 end $$;
 
+-- Finds the entry that an operation is about.
+create function leasehold._find(q leasehold.operation, s leasehold.step) returns leasehold.step
+language plpgsql volatile as $$
+declare
+  e leasehold.entry;
+begin
+  -- Leases of acquire_lock() share their id.
+  if (s.r).id = q.id and (q.holder is null or q.holder = (s.r).holder or q.id <> leasehold._sql_id()) then
+    s.existed := true;
+    s.e := leasehold._inline_entry(s.r);
+  elsif (s.r).has_entries then
+    select * into e from leasehold.entry x where x.id = q.id and x.namespace = (s.r).namespace and x.name = (s.r).name;
+    s.existed := found;
+    s.e := e;
+  end if;
+  return s;
+end $$;
+
 -- State::renew, and State::acquire for an entry that exists.
 create function leasehold._apply_renew(c leasehold.caller, q leasehold.operation, s leasehold.step) returns leasehold.step
 language plpgsql volatile as $$
 declare
   r leasehold.resource := s.r;
   e leasehold.entry := s.e;
-  a leasehold.answer := s.a;
   moved boolean := false;
 begin
-  if not s.existed then
-    a.verdict := 'n';
-    s.a := a;
-    return s;
-  end if;
   if q.op = 'a' and e.session is not null and c.session is not null then
     -- A repeated request may name a newer session; a delayed duplicate names an older one.
     moved := c.session > e.session;
@@ -491,6 +492,15 @@ begin
   return s;
 end $$;
 
+-- The resource with this entry as its inline holder.
+create function leasehold._with_inline_entry(r leasehold.resource, e leasehold.entry) returns leasehold.resource
+language plpgsql immutable as $$
+begin
+  return row(r.namespace, r.name, r.last_fence, r.reader_base, r.has_entries, r.used, r.waiting, r.next_end, r.freed_at, e.id, e.fence,
+    e.mode, e.units, e.capacity, e.holder, e.note, e.metadata, e.ttl_us, e.expires_at, e.asked_at, e.renewed_at, e.acquired_at,
+    e.session, e.channel)::leasehold.resource;
+end $$;
+
 -- State::release and State::evict.
 create function leasehold._apply_end(c leasehold.caller, q leasehold.operation, s leasehold.step) returns leasehold.step
 language plpgsql volatile as $$
@@ -526,6 +536,7 @@ begin
       r.used := r.used - e.units;
     end if;
   end if;
+  s.r := r;
   if q.op = 'r' then
     -- The lease expired; only the guard kept it.
     expired := e.expires_at <= s.now;
@@ -538,19 +549,8 @@ begin
     perform leasehold._ended(c, e, s.now, 'evicted', 'evicted', q.details);
     a.hints := leasehold._hint(c, a.hints, e.channel, 'e ' || e.id);
   end if;
-  s.r := r;
-  s.e := e;
   s.a := a;
   return s;
-end $$;
-
--- The resource with this entry as its inline holder.
-create function leasehold._with_inline_entry(r leasehold.resource, e leasehold.entry) returns leasehold.resource
-language plpgsql immutable as $$
-begin
-  return row(r.namespace, r.name, r.last_fence, r.reader_base, r.has_entries, r.used, r.waiting, r.next_end, r.freed_at, e.id, e.fence,
-    e.mode, e.units, e.capacity, e.holder, e.note, e.metadata, e.ttl_us, e.expires_at, e.asked_at, e.renewed_at, e.acquired_at,
-    e.session, e.channel)::leasehold.resource;
 end $$;
 
 -- Writes the resource if it changed, and returns it.
@@ -589,11 +589,16 @@ begin
     a.holders := leasehold._holders(r.namespace, r.name, s.now);
     a.waiting := r.waiting;
   end if;
+  if q.op = 'n' and not s.existed then
+    a.verdict := 'n';
+  end if;
   if q.op not in ('a', 'n') or a.verdict is not null then
     return a;
   end if;
-  if e.seq <> 0 and e.fence is null then
-    -- The second settling may have granted it: read it again.
+  -- The second settling may have granted it: read it again.
+  if e.fence is null and r.id = e.id then
+    e := leasehold._inline_entry(r);
+  elsif e.fence is null then
     select x.fence, x.acquired_at into e.fence, e.acquired_at from leasehold.entry x
     where x.id = e.id and x.namespace = e.namespace and x.name = e.name;
   end if;
