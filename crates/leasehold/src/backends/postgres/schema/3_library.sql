@@ -584,40 +584,31 @@ begin
   if remaining = 0 then
     return;
   end if;
-  -- Next, holders stored in `entry`.
+  -- Next, holders stored in `entry`, and provisional grants, which other instances made to this one: Entry::prolong.
   return query
     with mine as materialized (
-      select x.ctid as tid, w.ttl_us * interval '1 microsecond' as length, w.ttl_us, w.at::int as at
+      select x.tid, w.ttl_us, w.at::int as at
       from unnest(p_names, p_ids, p_ttls_us) with ordinality as w(name, id, ttl_us, at) cross join lateral (
-        select y.ctid from leasehold.entry y
-        where y.id = w.id and y.namespace = p_namespace and y.name = w.name and y.fence is not null
-          and y.expires_at > clock_timestamp() and y.session is null
+        select y.ctid as tid from leasehold.entry y
+        where y.id = w.id and y.namespace = p_namespace and y.name = w.name and y.fence is not null and y.expires_at > clock_timestamp()
+          and (y.session is null or y.provisional and y.channel = p_channel and y.session <> all (p_abandoned))
         for no key update skip locked) x
+    ), prolonged as (
+      update leasehold.entry x set renewed_at = clock_timestamp(), provisional = false,
+        expires_at = case when x.session is null then greatest(x.expires_at, m.until) else 'infinity' end,
+        ttl_us = case when x.session is null and m.until > x.expires_at then m.ttl_us else x.ttl_us end
+      from (select *, clock_timestamp() + ttl_us * interval '1 microsecond' as until from mine) m where x.ctid = m.tid
+      returning m.at, x.fence, leasehold._micros(x.acquired_at), x.session
     )
-    update leasehold.entry x set renewed_at = clock_timestamp(),
-      ttl_us = case when clock_timestamp() + m.length > x.expires_at then m.ttl_us else x.ttl_us end,
-      expires_at = greatest(x.expires_at, clock_timestamp() + m.length)
-    from mine m where x.ctid = m.tid
-    returning m.at, x.fence, leasehold._micros(x.acquired_at);
+    select p.at, p.fence, p._micros from prolonged p where p.session is null;
   get diagnostics moved = row_count;
-  remaining := remaining - moved;
-  if remaining = 0 then
+  if moved = remaining then
     return;
   end if;
-  if remaining = cardinality(p_names) then
+  if moved = 0 and remaining = cardinality(p_names) then
     -- Nothing was renewed that outlives a crash: sessions do not.
     perform set_config('synchronous_commit', 'off', true);
   end if;
-  -- Confirms provisional grants, which other instances made to this one: Entry::prolong.
-  with mine as materialized (
-    select x.ctid as tid from unnest(p_names, p_ids) as w(name, id) cross join lateral (
-      select y.ctid from leasehold.entry y
-      where y.id = w.id and y.namespace = p_namespace and y.name = w.name and y.provisional and y.channel = p_channel
-        and y.session <> all (p_abandoned) and y.expires_at > clock_timestamp()
-      for no key update skip locked) x
-  )
-  update leasehold.entry x set provisional = false, expires_at = 'infinity', renewed_at = clock_timestamp()
-  from mine m where x.ctid = m.tid;
   return query
     select w.at::int, case when y.session <> all (p_abandoned) and not leasehold._session_dead(y.session) then y.fence end,
       leasehold._micros(y.acquired_at)
