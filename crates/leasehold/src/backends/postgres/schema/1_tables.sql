@@ -104,15 +104,9 @@ create view leasehold._lease as
 
 -- Ended leases.
 create /*durability*/ table leasehold.ended (
-  id uuid not null,
-  namespace text not null,
-  name text not null,
-  mode "char" not null,
-  units int not null,
-  capacity int not null,
-  holder text not null,
-  note text,
-  metadata jsonb not null,
+  id uuid not null, namespace text not null, name text not null,
+  mode "char" not null, units int not null, capacity int not null,
+  holder text not null, note text, metadata jsonb not null,
   fence bigint,
   asked_at timestamptz not null,
   acquired_at timestamptz,
