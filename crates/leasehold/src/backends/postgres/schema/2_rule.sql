@@ -218,7 +218,7 @@ begin
   end if;
   a.granted := 0;
   s := row(r, null, false, clock_timestamp(), false, null, q.op = 's', a)::leasehold.step;
-  s := leasehold._settle(c, q, s, true);
+  s := leasehold._settle(c, q, true, s);
   if q.op in ('a', 'n', 'r') then
     s := leasehold._find(q, s);
   end if;
@@ -228,18 +228,18 @@ begin
     when q.op in ('r', 'e') then leasehold._apply_end(c, q, s)
     else s end;
   if not s.settled then
-    s := leasehold._settle(c, q, s, false);
+    s := leasehold._settle(c, q, false, s);
   end if;
   s.r := leasehold._store(s.r, before);
   a := leasehold._standing(q, s);
 end $$;
 
 -- Drops what has expired or died, then grants from the front while units fit. What a guarded transaction relies on stays.
-create function leasehold._settle(c leasehold.caller, q leasehold.operation, s leasehold.step, p_first boolean) returns leasehold.step
+create function leasehold._settle(c leasehold.caller, q leasehold.operation, p_first boolean, inout s leasehold.step)
 language plpgsql volatile as $$
 declare
-  r leasehold.resource := s.r;
   w leasehold.entry;
+  r leasehold.resource := s.r;
   a leasehold.answer := s.a;
 begin
   -- A lease whose session died is gone even if its holder asks again by another one: others may have taken it.
@@ -324,7 +324,6 @@ begin
   end if;
   s.r := r;
   s.a := a;
-  return s;
 end $$;
 
 -- Sends a line to the instance that listens there; one for the caller's own instance goes with the answer.
@@ -339,8 +338,17 @@ begin
   return p_hints;
 end $$;
 
+-- The resource with this entry as its inline holder.
+create function leasehold._with_inline_entry(r leasehold.resource, e leasehold.entry) returns leasehold.resource
+language plpgsql immutable as $$
+begin
+  return row(r.namespace, r.name, r.last_fence, r.reader_base, r.has_entries, r.used, r.waiting, r.next_end, r.freed_at, e.id, e.fence,
+    e.mode, e.units, e.capacity, e.holder, e.note, e.metadata, e.ttl_us, e.expires_at, e.asked_at, e.renewed_at, e.acquired_at,
+    e.session, e.channel)::leasehold.resource;
+end $$;
+
 -- State::acquire for an entry that does not exist yet.
-create function leasehold._apply_acquire(c leasehold.caller, q leasehold.operation, s leasehold.step) returns leasehold.step
+create function leasehold._apply_acquire(c leasehold.caller, q leasehold.operation, inout s leasehold.step)
 language plpgsql volatile as $$
 declare
   r leasehold.resource := s.r;
@@ -367,7 +375,7 @@ begin
     a.capacity := e.capacity;
     s.r := r;
     s.a := a;
-    return s;
+    return;
   end if;
   if not s.guarded and r.waiting = 0 and ((r.used = 0 and r.id is null) or q.mode = 'p') then
     s.may_grant := coalesce(s.may_grant, leasehold._may_grant(r.namespace, r.name));
@@ -412,11 +420,10 @@ begin
   s.r := r;
   s.e := e;
   s.a := a;
-  return s;
 end $$;
 
 -- Finds the entry that an operation is about.
-create function leasehold._find(q leasehold.operation, s leasehold.step) returns leasehold.step
+create function leasehold._find(q leasehold.operation, inout s leasehold.step)
 language plpgsql volatile as $$
 declare
   e leasehold.entry;
@@ -430,16 +437,15 @@ begin
     s.existed := found;
     s.e := e;
   end if;
-  return s;
 end $$;
 
 -- State::renew, and State::acquire for an entry that exists.
-create function leasehold._apply_renew(c leasehold.caller, q leasehold.operation, s leasehold.step) returns leasehold.step
+create function leasehold._apply_renew(c leasehold.caller, q leasehold.operation, inout s leasehold.step)
 language plpgsql volatile as $$
 declare
+  moved boolean := false;
   r leasehold.resource := s.r;
   e leasehold.entry := s.e;
-  moved boolean := false;
 begin
   if q.op = 'a' and e.session is not null and c.session is not null then
     -- A repeated request may name a newer session; a delayed duplicate names an older one.
@@ -489,20 +495,10 @@ begin
   end if;
   s.r := r;
   s.e := e;
-  return s;
-end $$;
-
--- The resource with this entry as its inline holder.
-create function leasehold._with_inline_entry(r leasehold.resource, e leasehold.entry) returns leasehold.resource
-language plpgsql immutable as $$
-begin
-  return row(r.namespace, r.name, r.last_fence, r.reader_base, r.has_entries, r.used, r.waiting, r.next_end, r.freed_at, e.id, e.fence,
-    e.mode, e.units, e.capacity, e.holder, e.note, e.metadata, e.ttl_us, e.expires_at, e.asked_at, e.renewed_at, e.acquired_at,
-    e.session, e.channel)::leasehold.resource;
 end $$;
 
 -- State::release and State::evict.
-create function leasehold._apply_end(c leasehold.caller, q leasehold.operation, s leasehold.step) returns leasehold.step
+create function leasehold._apply_end(c leasehold.caller, q leasehold.operation, inout s leasehold.step)
 language plpgsql volatile as $$
 declare
   r leasehold.resource := s.r;
@@ -523,7 +519,7 @@ begin
       a.holders := leasehold._holders(r.namespace, r.name, s.now);
     end if;
     s.a := a;
-    return s;
+    return;
   end if;
   if e.seq = 0 then
     r.id := null;
@@ -550,7 +546,6 @@ begin
     a.hints := leasehold._hint(c, a.hints, e.channel, 'e ' || e.id);
   end if;
   s.a := a;
-  return s;
 end $$;
 
 -- Writes the resource if it changed, and returns it.
@@ -576,14 +571,14 @@ begin
 end $$;
 
 -- State::standing.
-create function leasehold._standing(q leasehold.operation, s leasehold.step) returns leasehold.answer
+create function leasehold._standing(q leasehold.operation, s leasehold.step, out a leasehold.answer)
 language plpgsql volatile as $$
 declare
+  wall bigint := leasehold._micros(s.now);
   r leasehold.resource := s.r;
   e leasehold.entry := s.e;
-  a leasehold.answer := s.a;
-  wall bigint := leasehold._micros(s.now);
 begin
+  a := s.a;
   a.granted := a.granted + (q.op = 'a' and s.existed)::int;
   if a.verdict = 'b' then
     a.holders := leasehold._holders(r.namespace, r.name, s.now);
@@ -593,7 +588,7 @@ begin
     a.verdict := 'n';
   end if;
   if q.op not in ('a', 'n') or a.verdict is not null then
-    return a;
+    return;
   end if;
   -- The second settling may have granted it: read it again.
   if e.fence is null and r.id = e.id then
@@ -606,7 +601,7 @@ begin
     a.verdict := 'g';
     a.fence := e.fence;
     a.acquired_us := leasehold._micros(e.acquired_at);
-    return a;
+    return;
   end if;
   a.verdict := 'q';
   a.fence := r.last_fence;
@@ -624,5 +619,4 @@ begin
   if a.ask_again_us < 1000 then
     a.ask_again_us := 1000;
   end if;
-  return a;
 end $$;

@@ -342,9 +342,7 @@ create function leasehold.acquire_one(
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'
 set seq_page_cost = 100 as $$
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    perform leasehold._check_isolation();
-  end if;
+  if current_setting('transaction_isolation') <> 'read committed' then perform leasehold._check_isolation(); end if;
   if p_max_ahead < 0 then
     select 'b', h.fence, h.mode, h.holder, h.note, leasehold._micros(clock_timestamp()) - leasehold._micros(h.acquired_at)
     into a.verdict, a.fence, a.mode, a.holder, a.note, a.held_us
@@ -372,9 +370,7 @@ create function leasehold.release_one(
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'
 set seq_page_cost = 100 as $$
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    perform leasehold._check_isolation();
-  end if;
+  if current_setting('transaction_isolation') <> 'read committed' then perform leasehold._check_isolation(); end if;
   a := leasehold._release(p_namespace, p_channel, p_history, leasehold._watched(p_namespace), p_name, p_id, p_ending,
     p_problem, p_details);
   if coalesce(a.granted, 0) = 0 then
@@ -406,9 +402,7 @@ declare
   busy leasehold.answer;
   a leasehold.answer;
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    perform leasehold._check_isolation();
-  end if;
+  if current_setting('transaction_isolation') <> 'read committed' then perform leasehold._check_isolation(); end if;
   if leasehold._several_names(p_names) and not leasehold._watched(p_namespace) then
     select array_agg(y.tid) into tids
     from unnest(p_names) with ordinality as w(name, at) cross join lateral (
@@ -471,9 +465,7 @@ begin
     async_commit_ok := async_commit_ok and a.verdict = 'q' and a.granted = 0;
     return next a;
   end loop;
-  if async_commit_ok then
-    perform set_config('synchronous_commit', 'off', true);
-  end if;
+  if async_commit_ok then perform set_config('synchronous_commit', 'off', true); end if;
 end $$;
 
 -- Whether one statement for all elements, sorted by name, is worth its start.
@@ -495,9 +487,7 @@ declare
   remaining int := cardinality(p_names);
   a leasehold.answer;
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    perform leasehold._check_isolation();
-  end if;
+  if current_setting('transaction_isolation') <> 'read committed' then perform leasehold._check_isolation(); end if;
   if leasehold._several_names(p_names) and not watched and (p_history <> 'p' or p_endings <@ '{released,cancelled}') then
     select array_agg(y.tid) into tids
     from unnest(p_names, p_ids) as w(name, id) cross join lateral (
@@ -546,9 +536,7 @@ begin
     async_commit_ok := async_commit_ok and coalesce(a.granted, 0) = 0;
     return next a;
   end loop;
-  if async_commit_ok then
-    perform set_config('synchronous_commit', 'off', true);
-  end if;
+  if async_commit_ok then perform set_config('synchronous_commit', 'off', true); end if;
 end $$;
 
 -- State::renew for leases that hold and change nothing else: end = now + ttl, never earlier.

@@ -65,7 +65,6 @@ create function leasehold.acquire_lock(
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
 declare
   t timestamptz := clock_timestamp();
-  taken boolean := false;
 begin
   -- What fails here is examined by _acquire_lock_contended(), such as a long holder id.
   if p_holder_id ~ '^[^[:cntrl:]]+$' and octet_length(p_holder_id) <= 85 and p_ttl_seconds > 0 and p_ttl_seconds <= 2592000
@@ -77,12 +76,11 @@ begin
       and pg_sequence_last_value('leasehold.watched') is null
       -- As in _may_grant_free(): a name that was free before this transaction needs no lock that stays until commit.
       and x.freed_at < transaction_timestamp() and leasehold._not_guarded('default', p_lock_name);
-    taken := found;
-    if taken and clock_timestamp() < t + interval '10 ms' then
+    if found and clock_timestamp() < t + interval '10 ms' then
       return true;
     end if;
   end if;
-  return leasehold._acquire_lock_contended(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata, taken);
+  return leasehold._acquire_lock_contended(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata, found);
 end $$;
 
 -- Slow path of acquire_lock(), for a name that is new or not free. The holder that has it already keeps its fence and gets
@@ -267,9 +265,7 @@ declare
   t timestamptz;
   ended timestamptz;
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    perform leasehold._check_isolation();
-  end if;
+  if current_setting('transaction_isolation') <> 'read committed' then perform leasehold._check_isolation(); end if;
   if p_additional_seconds is null or p_additional_seconds <= 0 or p_additional_seconds > 2592000 then
     raise exception 'a lease cannot be extended by % seconds', coalesce(p_additional_seconds::text, 'null')
       using errcode = '22023', hint = 'It must be above 0 and at most 30 days.';
