@@ -11,7 +11,7 @@ create table leasehold.migration (
   applied_at timestamptz not null default clock_timestamp()
 );
 
--- One row per name. A holder that found nobody else there is kept in the row
+-- One row per name. A holder that got the name to itself is kept in the row
 -- itself (the inline holder): then taking and giving back is one update each.
 -- In a *plain* row last_fence is null, and the columns that acquire_lock() does not set have their defaults: each
 -- column that a statement sets costs time.
