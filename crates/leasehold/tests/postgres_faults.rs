@@ -324,7 +324,7 @@ fn a_grant_whose_telling_was_lost_with_a_connection_is_asked_for() {
     first.refuse();
     first.to_client(Flow::Hold);
     let releasing = thread::spawn(move || blocking::wait(held.release()));
-    until(|| server.psql("select count(*) from leasehold.entry where fence is not null") == "1");
+    until(|| server.psql("select count(*) from leasehold.entry") == "0");
     let lost = SystemClock.now();
     first.cut();
     let guard = granted_soon(waiter, lost, "the connection was lost");

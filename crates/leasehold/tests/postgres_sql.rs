@@ -519,11 +519,11 @@ fn a_renewal_goes_through_while_places_in_queues_wait_for_a_strangers_transactio
         let waits = locks.mutex(name).ttl(ttl).wait(Duration::from_secs(30));
         std::thread::spawn(move || blocking::wait(waits.acquire()).map(drop))
     });
-    until(|| server.psql("select count(*) from leasehold.entry") == "5");
+    until(|| server.psql("select count(*) from leasehold.entry") == "4");
     let mut stranger = server.client("postgres");
     stranger.args([
         "-c",
-        "begin; select 1 from leasehold.resource where name <> 'mine' for update; select pg_sleep(5); commit",
+        "begin; select 1 from leasehold.resource where holder = 'a' for update; select pg_sleep(5); commit",
     ]);
     let mut stranger = stranger.stdout(Stdio::null()).spawn().unwrap();
     while stranger.try_wait().unwrap().is_none() {

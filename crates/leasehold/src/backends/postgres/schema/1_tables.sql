@@ -11,7 +11,7 @@ create table leasehold.migration (
   applied_at timestamptz not null default clock_timestamp()
 );
 
--- One row per name. A holder that found nobody else there is kept in the row
+-- One row per name. A holder that got the name to itself is kept in the row
 -- itself (the inline holder): then taking and giving back is one update each.
 -- In a *plain* row last_fence is null, and the columns that acquire_lock() does not set have their defaults: each
 -- column that a statement sets costs time.
@@ -104,15 +104,9 @@ create view leasehold._lease as
 
 -- Ended leases.
 create /*durability*/ table leasehold.ended (
-  id uuid not null,
-  namespace text not null,
-  name text not null,
-  mode "char" not null,
-  units int not null,
-  capacity int not null,
-  holder text not null,
-  note text,
-  metadata jsonb not null,
+  id uuid not null, namespace text not null, name text not null,
+  mode "char" not null, units int not null, capacity int not null,
+  holder text not null, note text, metadata jsonb not null,
   fence bigint,
   asked_at timestamptz not null,
   acquired_at timestamptz,

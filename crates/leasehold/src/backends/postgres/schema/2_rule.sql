@@ -218,28 +218,28 @@ begin
   end if;
   a.granted := 0;
   s := row(r, null, false, clock_timestamp(), false, null, q.op = 's', a)::leasehold.step;
-  s := leasehold._settle(c, q, s, true);
+  s := leasehold._settle(c, q, true, s);
   if q.op in ('a', 'n', 'r') then
     s := leasehold._find(q, s);
   end if;
   s := case
     when q.op = 'a' and not s.existed then leasehold._apply_acquire(c, q, s)
-    when q.op in ('a', 'n') then leasehold._apply_renew(c, q, s)
+    when q.op in ('a', 'n') and s.existed then leasehold._apply_renew(c, q, s)
     when q.op in ('r', 'e') then leasehold._apply_end(c, q, s)
     else s end;
   if not s.settled then
-    s := leasehold._settle(c, q, s, false);
+    s := leasehold._settle(c, q, false, s);
   end if;
   s.r := leasehold._store(s.r, before);
   a := leasehold._standing(q, s);
 end $$;
 
 -- Drops what has expired or died, then grants from the front while units fit. What a guarded transaction relies on stays.
-create function leasehold._settle(c leasehold.caller, q leasehold.operation, s leasehold.step, p_first boolean) returns leasehold.step
+create function leasehold._settle(c leasehold.caller, q leasehold.operation, p_first boolean, inout s leasehold.step)
 language plpgsql volatile as $$
 declare
-  r leasehold.resource := s.r;
   w leasehold.entry;
+  r leasehold.resource := s.r;
   a leasehold.answer := s.a;
 begin
   -- A lease whose session died is gone even if its holder asks again by another one: others may have taken it.
@@ -297,14 +297,21 @@ begin
         end if;
       end if;
       r.last_fence := leasehold._next_fence(r.last_fence, leasehold._micros(s.now), w.floor);
-      r.used := r.used + w.units;
       r.waiting := r.waiting - 1;
       a.granted := a.granted + 1;
       -- Entry::hand_over.
       w.provisional := w.session is not null and w.channel is distinct from c.channel;
-      update leasehold.entry x set fence = r.last_fence, acquired_at = s.now, provisional = w.provisional,
-        expires_at = case when w.provisional then s.now + least(w.ttl_us, 5000000) * interval '1 microsecond' else x.expires_at end
-      where x.id = w.id and x.namespace = w.namespace and x.name = w.name;
+      if r.id is null and r.used = 0 and not w.provisional then
+        delete from leasehold.entry x where x.id = w.id and x.namespace = w.namespace and x.name = w.name;
+        w.fence := r.last_fence;
+        w.acquired_at := greatest(s.now, r.freed_at);
+        r := leasehold._with_inline_entry(r, w);
+      else
+        r.used := r.used + w.units;
+        update leasehold.entry x set fence = r.last_fence, acquired_at = s.now, provisional = w.provisional,
+          expires_at = case when w.provisional then s.now + least(w.ttl_us, 5000000) * interval '1 microsecond' else x.expires_at end
+        where x.id = w.id and x.namespace = w.namespace and x.name = w.name;
+      end if;
       if w.id is distinct from q.id then
         a.hints := leasehold._hint(c, a.hints, w.channel,
           case when w.provisional then 'p ' else 'g ' end || w.id || ' ' || r.last_fence);
@@ -317,7 +324,6 @@ begin
   end if;
   s.r := r;
   s.a := a;
-  return s;
 end $$;
 
 -- Sends a line to the instance that listens there; one for the caller's own instance goes with the answer.
@@ -332,26 +338,17 @@ begin
   return p_hints;
 end $$;
 
--- Finds the entry that an operation is about.
-create function leasehold._find(q leasehold.operation, s leasehold.step) returns leasehold.step
-language plpgsql volatile as $$
-declare
-  e leasehold.entry;
+-- The resource with this entry as its inline holder.
+create function leasehold._with_inline_entry(r leasehold.resource, e leasehold.entry) returns leasehold.resource
+language plpgsql immutable as $$
 begin
-  -- Leases of acquire_lock() share their id.
-  if (s.r).id = q.id and (q.holder is null or q.holder = (s.r).holder or q.id <> leasehold._sql_id()) then
-    s.existed := true;
-    s.e := leasehold._inline_entry(s.r);
-  elsif (s.r).has_entries then
-    select * into e from leasehold.entry x where x.id = q.id and x.namespace = (s.r).namespace and x.name = (s.r).name;
-    s.existed := found;
-    s.e := e;
-  end if;
-  return s;
+  return row(r.namespace, r.name, r.last_fence, r.reader_base, r.has_entries, r.used, r.waiting, r.next_end, r.freed_at, e.id, e.fence,
+    e.mode, e.units, e.capacity, e.holder, e.note, e.metadata, e.ttl_us, e.expires_at, e.asked_at, e.renewed_at, e.acquired_at,
+    e.session, e.channel)::leasehold.resource;
 end $$;
 
 -- State::acquire for an entry that does not exist yet.
-create function leasehold._apply_acquire(c leasehold.caller, q leasehold.operation, s leasehold.step) returns leasehold.step
+create function leasehold._apply_acquire(c leasehold.caller, q leasehold.operation, inout s leasehold.step)
 language plpgsql volatile as $$
 declare
   r leasehold.resource := s.r;
@@ -378,7 +375,7 @@ begin
     a.capacity := e.capacity;
     s.r := r;
     s.a := a;
-    return s;
+    return;
   end if;
   if not s.guarded and r.waiting = 0 and ((r.used = 0 and r.id is null) or q.mode = 'p') then
     s.may_grant := coalesce(s.may_grant, leasehold._may_grant(r.namespace, r.name));
@@ -423,24 +420,34 @@ begin
   s.r := r;
   s.e := e;
   s.a := a;
-  return s;
+end $$;
+
+-- Finds the entry that an operation is about.
+create function leasehold._find(q leasehold.operation, inout s leasehold.step)
+language plpgsql volatile as $$
+declare
+  e leasehold.entry;
+begin
+  -- Leases of acquire_lock() share their id.
+  if (s.r).id = q.id and (q.holder is null or q.holder = (s.r).holder or q.id <> leasehold._sql_id()) then
+    s.existed := true;
+    s.e := leasehold._inline_entry(s.r);
+  elsif (s.r).has_entries then
+    select * into e from leasehold.entry x where x.id = q.id and x.namespace = (s.r).namespace and x.name = (s.r).name;
+    s.existed := found;
+    s.e := e;
+  end if;
 end $$;
 
 -- State::renew, and State::acquire for an entry that exists.
-create function leasehold._apply_renew(c leasehold.caller, q leasehold.operation, s leasehold.step) returns leasehold.step
+create function leasehold._apply_renew(c leasehold.caller, q leasehold.operation, inout s leasehold.step)
 language plpgsql volatile as $$
 declare
-  r leasehold.resource := s.r;
-  e leasehold.entry := s.e;
-  a leasehold.answer := s.a;
   moved boolean := false;
   detached boolean := false;
+  r leasehold.resource := s.r;
+  e leasehold.entry := s.e;
 begin
-  if not s.existed then
-    a.verdict := 'n';
-    s.a := a;
-    return s;
-  end if;
   if q.op = 'a' and e.session is not null and c.session is not null then
     -- A repeated request may name a newer session; a delayed duplicate names an older one.
     moved := c.session > e.session;
@@ -497,11 +504,10 @@ begin
   end if;
   s.r := r;
   s.e := e;
-  return s;
 end $$;
 
 -- State::release and State::evict.
-create function leasehold._apply_end(c leasehold.caller, q leasehold.operation, s leasehold.step) returns leasehold.step
+create function leasehold._apply_end(c leasehold.caller, q leasehold.operation, inout s leasehold.step)
 language plpgsql volatile as $$
 declare
   r leasehold.resource := s.r;
@@ -522,7 +528,7 @@ begin
       a.holders := leasehold._holders(r.namespace, r.name, s.now);
     end if;
     s.a := a;
-    return s;
+    return;
   end if;
   if e.seq = 0 then
     r.id := null;
@@ -535,6 +541,7 @@ begin
       r.used := r.used - e.units;
     end if;
   end if;
+  s.r := r;
   if q.op = 'r' then
     -- The lease expired; only the guard kept it.
     expired := e.expires_at <= s.now;
@@ -547,19 +554,7 @@ begin
     perform leasehold._ended(c, e, s.now, 'evicted', 'evicted', q.details);
     a.hints := leasehold._hint(c, a.hints, e.channel, 'e ' || e.id);
   end if;
-  s.r := r;
-  s.e := e;
   s.a := a;
-  return s;
-end $$;
-
--- The resource with this entry as its inline holder.
-create function leasehold._with_inline_entry(r leasehold.resource, e leasehold.entry) returns leasehold.resource
-language plpgsql immutable as $$
-begin
-  return row(r.namespace, r.name, r.last_fence, r.reader_base, r.has_entries, r.used, r.waiting, r.next_end, r.freed_at, e.id, e.fence,
-    e.mode, e.units, e.capacity, e.holder, e.note, e.metadata, e.ttl_us, e.expires_at, e.asked_at, e.renewed_at, e.acquired_at,
-    e.session, e.channel)::leasehold.resource;
 end $$;
 
 -- Writes the resource if it changed, and returns it.
@@ -585,24 +580,29 @@ begin
 end $$;
 
 -- State::standing.
-create function leasehold._standing(q leasehold.operation, s leasehold.step) returns leasehold.answer
+create function leasehold._standing(q leasehold.operation, s leasehold.step, out a leasehold.answer)
 language plpgsql volatile as $$
 declare
+  wall bigint := leasehold._micros(s.now);
   r leasehold.resource := s.r;
   e leasehold.entry := s.e;
-  a leasehold.answer := s.a;
-  wall bigint := leasehold._micros(s.now);
 begin
+  a := s.a;
   a.granted := a.granted + (q.op = 'a' and s.existed)::int;
   if a.verdict = 'b' then
     a.holders := leasehold._holders(r.namespace, r.name, s.now);
     a.waiting := r.waiting;
   end if;
-  if q.op not in ('a', 'n') or a.verdict is not null then
-    return a;
+  if q.op = 'n' and not s.existed then
+    a.verdict := 'n';
   end if;
-  if e.seq <> 0 and e.fence is null then
-    -- The second settling may have granted it: read it again.
+  if q.op not in ('a', 'n') or a.verdict is not null then
+    return;
+  end if;
+  -- The second settling may have granted it: read it again.
+  if e.fence is null and r.id = e.id then
+    e := leasehold._inline_entry(r);
+  elsif e.fence is null then
     select x.fence, x.acquired_at into e.fence, e.acquired_at from leasehold.entry x
     where x.id = e.id and x.namespace = e.namespace and x.name = e.name;
   end if;
@@ -610,7 +610,7 @@ begin
     a.verdict := 'g';
     a.fence := e.fence;
     a.acquired_us := leasehold._micros(e.acquired_at);
-    return a;
+    return;
   end if;
   a.verdict := 'q';
   a.fence := r.last_fence;
@@ -628,5 +628,4 @@ begin
   if a.ask_again_us < 1000 then
     a.ask_again_us := 1000;
   end if;
-  return a;
 end $$;

@@ -39,7 +39,13 @@ begin
   returning x.fence, leasehold._micros(x.acquired_at), x.freed_at into a.fence, a.acquired_us, freed;
   if not found then
     perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = p_name;
-    if not found then
+    if found and p_mode <> 's' and coalesce(p_max_ahead, 0) >= 0 and not p_watched and (p_session is null or not p_attached) then
+      a := leasehold._join_queue(p_namespace, p_channel, p_name, p_id, p_mode, p_units, p_capacity, p_ttl_us, p_max_ahead,
+        p_holder, p_note, p_metadata, p_floor);
+      if a.verdict is not null then
+        return;
+      end if;
+    elsif not found then
       insert into leasehold.resource (namespace, name, last_fence, fence, id, mode, units, capacity, holder, note, metadata,
         ttl_us, expires_at, asked_at, renewed_at, acquired_at, session, channel)
       values (p_namespace, p_name, 0, leasehold._next_fence(0, leasehold._micros(t), p_floor), p_id, p_mode, p_units, p_capacity,
@@ -76,7 +82,7 @@ begin
 end $$;
 
 -- State::acquire for a name that was not free: a try that must fail only reads, a reader among readers
--- adds its own row, all others queue up.
+-- adds its own row, all others go to _operate.
 create function leasehold._acquire_contended(c leasehold.caller, q leasehold.operation, out a leasehold.answer)
 language plpgsql volatile as $$
 declare
@@ -84,12 +90,6 @@ declare
   r leasehold.resource;
   ordinal bigint;
 begin
-  if q.mode <> 's' and coalesce(q.max_ahead, 0) >= 0 then
-    a := leasehold._join_queue(c, q);
-    if a.verdict is not null then
-      return;
-    end if;
-  end if;
   select * into r from leasehold.resource x where x.namespace = c.namespace and x.name = q.name;
   if found and r.id is distinct from q.id then
     -- Readers that did not write the row are not counted in it.
@@ -136,59 +136,57 @@ begin
   a := leasehold._operate(c, q);
 end $$;
 
--- Fast path of State::acquire for a request that must wait, at a third of the cost of _operate(). Preconditions: all units
--- are held, nobody has expired, and nobody watches. Returns null if one fails: call _operate() then.
-create function leasehold._join_queue(c leasehold.caller, q leasehold.operation) returns leasehold.answer
+-- Fast path of State::acquire for a request that must wait and is not bound to a session, at half the cost of _operate().
+-- Preconditions: all units are held, nobody has expired, and nobody watches. Returns null if one fails.
+create function leasehold._join_queue(
+  p_namespace text, p_channel text, p_name text, p_id uuid, p_mode "char", p_units int, p_capacity int, p_ttl_us bigint,
+  p_max_ahead int, p_holder text, p_note text, p_metadata jsonb, p_floor bigint, out a leasehold.answer
+)
 language plpgsql volatile as $$
 declare
-  t timestamptz;
+  t timestamptz := clock_timestamp();
+  expiry timestamptz := t + p_ttl_us * interval '1 microsecond';
   first_end timestamptz;
-  mode_in_force "char";
-  capacity_in_force int;
-  expiry timestamptz;
-  a leasehold.answer;
+  same_shape boolean;
 begin
-  select x.waiting, greatest(x.last_fence, x.fence), least(x.next_end, case when x.id is not null then x.expires_at end),
-    x.mode, case when x.id is not null then x.capacity end
-  into a.ahead, a.fence, first_end, mode_in_force, capacity_in_force
-  from leasehold.resource x
-  where x.namespace = c.namespace and x.name = q.name and x.reader_base is null and not c.watched
-    and x.used + case when x.id is null then 0 else x.units end >= q.capacity
-    and (x.id is null or x.id <> q.id and x.session is null)
-    and (q.max_ahead is null or x.waiting <= q.max_ahead)
-  for no key update;
-  t := clock_timestamp();
-  if not found or first_end <= t then
-    return null;
-  end if;
-  if capacity_in_force is null then
-    select x.mode, x.capacity into mode_in_force, capacity_in_force from leasehold.entry x
-    where x.namespace = c.namespace and x.name = q.name order by x.seq limit 1;
-  end if;
-  if capacity_in_force <> q.capacity or leasehold._family(mode_in_force) <> leasehold._family(q.mode) then
-    return null;
-  end if;
-  expiry := leasehold._expiry(t, q.attached, c.session, q.ttl_us);
-  insert into leasehold.entry (id, namespace, name, mode, units, capacity, holder, note, metadata, ttl_us, expires_at,
-    asked_at, renewed_at, floor, session, channel)
-  values (q.id, c.namespace, q.name, q.mode, q.units, q.capacity, q.holder, q.note, q.metadata, q.ttl_us, expiry, t, t,
-    q.floor, case when q.attached then c.session end, c.channel)
-  on conflict do nothing;
-  -- A repeated request: it has an entry.
+  -- Sets last_fence: the row is no longer plain, so the fast paths of acquire_lock() and release_lock() skip it.
+  update leasehold.resource x set waiting = x.waiting + 1, has_entries = true, last_fence = greatest(x.last_fence, x.fence),
+    next_end = least(x.next_end, expiry)
+  where x.namespace = p_namespace and x.name = p_name and x.reader_base is null and x.next_end > t
+    and x.used + case when x.id is null then 0 else x.units end >= p_capacity
+    and (x.id is null or x.id <> p_id and x.session is null)
+    and (p_max_ahead is null or x.waiting <= p_max_ahead)
+  returning x.waiting - 1, x.last_fence, least(x.next_end, case when x.id is not null then x.expires_at end),
+    case when x.id is not null then x.capacity = p_capacity and leasehold._family(x.mode) = leasehold._family(p_mode) end
+  into a.ahead, a.fence, first_end, same_shape;
   if not found then
-    return null;
+    return;
   end if;
-  -- Set last_fence: the row is no longer plain, so the fast paths of acquire_lock() and release_lock() skip it.
-  update leasehold.resource x set waiting = x.waiting + 1, has_entries = true, last_fence = a.fence,
-    next_end = case when expiry = 'infinity' then '-infinity' else least(x.next_end, expiry) end
-  where x.namespace = c.namespace and x.name = q.name;
-  a.verdict := 'q';
-  a.granted := 0;
-  -- No lease ahead is bound to a session; otherwise next_end would be -infinity.
-  a.behind_session := false;
-  -- An underestimate: leases ahead may be renewed.
-  a.ask_again_us := greatest(1000, leasehold._micros(first_end) - leasehold._micros(t));
-  return a;
+  if same_shape is null then
+    select x.capacity = p_capacity and leasehold._family(x.mode) = leasehold._family(p_mode) into same_shape
+    from leasehold.entry x where x.namespace = p_namespace and x.name = p_name order by x.seq limit 1;
+  end if;
+  -- Read the clock now: the row may have been waited for.
+  t := clock_timestamp();
+  if same_shape and first_end > t then
+    insert into leasehold.entry (id, namespace, name, mode, units, capacity, holder, note, metadata, ttl_us, expires_at,
+      asked_at, renewed_at, floor, channel)
+    values (p_id, p_namespace, p_name, p_mode, p_units, p_capacity, p_holder, p_note, p_metadata, p_ttl_us, expiry, t, t,
+      p_floor, p_channel)
+    on conflict do nothing;
+    if found then
+      a.verdict := 'q';
+      a.granted := 0;
+      -- If a lease ahead were bound to a session, next_end would have been -infinity.
+      a.behind_session := false;
+      -- An underestimate: leases ahead may be renewed.
+      a.ask_again_us := greatest(1000, leasehold._micros(first_end) - leasehold._micros(t));
+      return;
+    end if;
+  end if;
+  -- Another shape, a lease that has ended, or a repeated request, which has an entry.
+  update leasehold.resource x set waiting = x.waiting - 1 where x.namespace = p_namespace and x.name = p_name;
+  a := null;
 end $$;
 
 -- Whether settling would change nothing: nobody has expired or died.
@@ -213,7 +211,8 @@ begin
     limit 1) s on true);
 end $$;
 
--- State::release. An inline holder with nobody waiting is released by one update; otherwise continues in _release_contended.
+-- State::release. An inline holder is ended by one update if nobody waits, or if it is the only holder and the next one takes
+-- all units; otherwise continues in _release_contended.
 create function leasehold._release(
   p_namespace text, p_channel text, p_history "char", p_watched boolean,
   p_name text, p_id uuid, p_ending text, p_problem text, p_details text, out a leasehold.answer
@@ -222,25 +221,32 @@ language plpgsql volatile as $$
 declare
   t timestamptz := clock_timestamp();
   r leasehold.resource;
-  expired boolean;
+  expired boolean := false;
 begin
   update leasehold.resource x set id = null, freed_at = greatest(t, x.acquired_at)
-  where x.namespace = p_namespace and x.name = p_name and x.id = p_id and x.waiting = 0 and x.expires_at > t
+  where x.namespace = p_namespace and x.name = p_name and x.id = p_id and x.expires_at > t
+    and (x.waiting = 0 or x.used = 0 and x.next_end > t and not p_watched)
   returning * into r;
-  if not found then
+  if found then
+    a.verdict := 'f';
+    -- It may have waited for another's transaction, and ended meanwhile.
+    if clock_timestamp() > t + interval '10 ms' then
+      t := clock_timestamp();
+      expired := r.expires_at <= t;
+      a.verdict := case when expired then 'n' else 'f' end;
+      update leasehold.resource x set freed_at = greatest(t, x.acquired_at) where x.namespace = p_namespace and x.name = p_name
+      returning x.freed_at into r.freed_at;
+    end if;
+    if r.waiting > 0 then
+      a := leasehold._hand_over(r, t, p_id, p_channel);
+    end if;
+  end if;
+  if a.verdict is null then
     a := leasehold._release_contended(row(p_namespace, p_channel, null, p_history, p_watched),
       row('r', p_name, p_id, null, null, null, null, null, null, null, null, null, null, p_ending, p_problem,
         p_details)::leasehold.operation);
     return;
   end if;
-  -- It may have waited for another's transaction, and ended meanwhile.
-  if clock_timestamp() > t + interval '10 ms' then
-    t := clock_timestamp();
-    update leasehold.resource x set freed_at = greatest(t, x.acquired_at) where x.namespace = p_namespace and x.name = p_name
-    returning x.freed_at into r.freed_at;
-  end if;
-  expired := r.expires_at <= t;
-  a.verdict := case when expired then 'n' else 'f' end;
   if p_history = 'a' and not p_watched and not expired then
     insert into leasehold.ended values (p_id, r.namespace, r.name, r.mode, r.units, r.capacity, r.holder, r.note, r.metadata,
       r.fence, coalesce(r.asked_at, r.acquired_at), r.acquired_at, r.freed_at, p_ending, p_problem, p_details);
@@ -251,53 +257,40 @@ begin
   end if;
 end $$;
 
--- Fast path of State::release, at a third of the cost of _operate(). Preconditions: the lease has all units, the next holder
--- takes all of them, nobody has expired, and nobody watches. Returns null if one fails: call _operate() then.
-create function leasehold._hand_over(c leasehold.caller, q leasehold.operation) returns leasehold.answer
+-- Makes the first waiter the inline holder, at a third of the cost of _operate(). `r` is the row after its only holder,
+-- `p_ended`, was removed at the time t. Preconditions: the waiter takes all units, and nobody has expired. Otherwise returns
+-- null, with that holder back in the row: call _operate() then.
+create function leasehold._hand_over(r leasehold.resource, t timestamptz, p_ended uuid, p_channel text, out a leasehold.answer)
 language plpgsql volatile as $$
 declare
-  t timestamptz;
-  r leasehold.resource;
-  e leasehold.entry;
   w leasehold.entry;
-  a leasehold.answer;
 begin
-  -- Leases of acquire_lock() share their id.
-  select * into r from leasehold.resource x
-  where x.namespace = c.namespace and x.name = q.name and x.reader_base is null and x.waiting > 0 and not c.watched
-    and (x.id is null or x.id = q.id and x.used = 0 and x.session is null and q.id <> leasehold._sql_id())
-  for no key update;
-  if not found then
-    return null;
+  if r.reader_base is null and r.session is null and least(r.next_end, r.expires_at) > t
+    -- Leases of acquire_lock() share their id.
+    and p_ended <> leasehold._sql_id() and leasehold._may_grant(r.namespace, r.name) then
+    delete from leasehold.entry x
+    where x.ctid = (select y.ctid from leasehold.entry y where y.namespace = r.namespace and y.name = r.name order by y.seq limit 1)
+      and x.units = x.capacity
+    returning * into w;
   end if;
-  select * into w from leasehold.entry x
-  where x.namespace = c.namespace and x.name = q.name and x.fence is null order by x.seq limit 1;
-  if w.units <> w.capacity or r.id is null and (r.used <> w.units or not exists (select from leasehold.entry x
-      where x.id = q.id and x.namespace = c.namespace and x.name = q.name and x.fence is not null and x.units = x.capacity))
-    or not leasehold._may_grant(c.namespace, q.name) then
-    return null;
-  end if;
-  t := clock_timestamp();
-  if least(r.next_end, case when r.id is not null then r.expires_at end) <= t then
-    return null;
-  end if;
-  if r.id is not null then
-    e := leasehold._inline_entry(r);
-  else
-    delete from leasehold.entry x where x.id = q.id and x.namespace = c.namespace and x.name = q.name
-    returning * into e;
+  if w.id is null then
+    update leasehold.resource x set id = p_ended where x.namespace = r.namespace and x.name = r.name;
+    return;
   end if;
   w.fence := leasehold._next_fence(greatest(r.last_fence, r.fence), leasehold._micros(t), w.floor);
-  update leasehold.entry x set fence = w.fence, acquired_at = t
-  where x.id = w.id and x.namespace = c.namespace and x.name = q.name;
-  update leasehold.resource x set id = null, last_fence = w.fence, waiting = r.waiting - 1, used = w.units,
-    freed_at = case when r.id is null then r.freed_at else t end
-  where x.namespace = c.namespace and x.name = q.name;
-  perform leasehold._ended(c, e, t, q.ending, q.problem, q.details);
+  update leasehold.resource x set waiting = x.waiting - 1, has_entries = x.waiting > 1, last_fence = 0,
+    next_end = case when x.waiting > 1 then x.next_end else 'infinity' end, id = w.id, fence = w.fence, mode = w.mode,
+    units = w.units, capacity = w.capacity, holder = w.holder, note = w.note, metadata = w.metadata, ttl_us = w.ttl_us,
+    expires_at = w.expires_at, asked_at = w.asked_at, renewed_at = w.renewed_at, acquired_at = x.freed_at, session = null,
+    channel = w.channel
+  where x.namespace = r.namespace and x.name = r.name;
   a.verdict := 'f';
   a.granted := 1;
-  a.hints := leasehold._hint(c, null, w.channel, 'g ' || w.id || ' ' || w.fence);
-  return a;
+  if w.channel = p_channel then
+    a.hints := array['g ' || w.id || ' ' || w.fence];
+  elsif w.channel <> 'sql' then
+    perform pg_notify(w.channel, 'g ' || w.id || ' ' || w.fence);
+  end if;
 end $$;
 
 -- State::release for all else: a reader among readers removes its own row, all others go to _operate.
@@ -307,10 +300,6 @@ declare
   e leasehold.entry;
   unseen boolean;
 begin
-  a := leasehold._hand_over(c, q);
-  if a.verdict is not null then
-    return;
-  end if;
   -- Do not lock a row held by others: the caller's transaction may stay open.
   select x.reader_base is not null into unseen from leasehold.resource x
   where x.namespace = c.namespace and x.name = q.name and (x.has_entries or x.id is null or x.id = q.id);
@@ -353,9 +342,7 @@ create function leasehold.acquire_one(
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'
 set seq_page_cost = 100 as $$
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    perform leasehold._check_isolation();
-  end if;
+  if current_setting('transaction_isolation') <> 'read committed' then perform leasehold._check_isolation(); end if;
   if p_max_ahead < 0 then
     select 'b', h.fence, h.mode, h.holder, h.note, leasehold._micros(clock_timestamp()) - leasehold._micros(h.acquired_at)
     into a.verdict, a.fence, a.mode, a.holder, a.note, a.held_us
@@ -383,9 +370,7 @@ create function leasehold.release_one(
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'
 set seq_page_cost = 100 as $$
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    perform leasehold._check_isolation();
-  end if;
+  if current_setting('transaction_isolation') <> 'read committed' then perform leasehold._check_isolation(); end if;
   a := leasehold._release(p_namespace, p_channel, p_history, leasehold._watched(p_namespace), p_name, p_id, p_ending,
     p_problem, p_details);
   if coalesce(a.granted, 0) = 0 then
@@ -417,9 +402,7 @@ declare
   busy leasehold.answer;
   a leasehold.answer;
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    perform leasehold._check_isolation();
-  end if;
+  if current_setting('transaction_isolation') <> 'read committed' then perform leasehold._check_isolation(); end if;
   if leasehold._several_names(p_names) and not leasehold._watched(p_namespace) then
     select array_agg(y.tid) into tids
     from unnest(p_names) with ordinality as w(name, at) cross join lateral (
@@ -482,9 +465,7 @@ begin
     async_commit_ok := async_commit_ok and a.verdict = 'q' and a.granted = 0;
     return next a;
   end loop;
-  if async_commit_ok then
-    perform set_config('synchronous_commit', 'off', true);
-  end if;
+  if async_commit_ok then perform set_config('synchronous_commit', 'off', true); end if;
 end $$;
 
 -- Whether one statement for all elements, sorted by name, is worth its start.
@@ -506,9 +487,7 @@ declare
   remaining int := cardinality(p_names);
   a leasehold.answer;
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    perform leasehold._check_isolation();
-  end if;
+  if current_setting('transaction_isolation') <> 'read committed' then perform leasehold._check_isolation(); end if;
   if leasehold._several_names(p_names) and not watched and (p_history <> 'p' or p_endings <@ '{released,cancelled}') then
     select array_agg(y.tid) into tids
     from unnest(p_names, p_ids) as w(name, id) cross join lateral (
@@ -538,11 +517,11 @@ begin
         remaining := remaining - in_time::int;
         return next a;
       end loop;
-      if remaining > 0 then
-        raise exception 'a concurrent operation changed one of the names; try again' using errcode = 'LH002';
+      if remaining = 0 then
+        perform set_config('synchronous_commit', 'off', true);
+        return;
       end if;
-      perform set_config('synchronous_commit', 'off', true);
-      return;
+      raise exception 'a concurrent operation changed one of the names; try again' using errcode = 'LH002';
     end if;
   end if;
   for i in 1..cardinality(p_names) loop
@@ -557,9 +536,7 @@ begin
     async_commit_ok := async_commit_ok and coalesce(a.granted, 0) = 0;
     return next a;
   end loop;
-  if async_commit_ok then
-    perform set_config('synchronous_commit', 'off', true);
-  end if;
+  if async_commit_ok then perform set_config('synchronous_commit', 'off', true); end if;
 end $$;
 
 -- State::renew for leases that hold and change nothing else: end = now + ttl, never earlier.
@@ -595,40 +572,31 @@ begin
   if remaining = 0 then
     return;
   end if;
-  -- Next, holders stored in `entry`.
+  -- Next, holders stored in `entry`, and provisional grants, which other instances made to this one: Entry::prolong.
   return query
     with mine as materialized (
-      select x.ctid as tid, w.ttl_us * interval '1 microsecond' as length, w.ttl_us, w.at::int as at
+      select x.tid, w.ttl_us, w.at::int as at
       from unnest(p_names, p_ids, p_ttls_us) with ordinality as w(name, id, ttl_us, at) cross join lateral (
-        select y.ctid from leasehold.entry y
-        where y.id = w.id and y.namespace = p_namespace and y.name = w.name and y.fence is not null
-          and y.expires_at > clock_timestamp() and y.session is null
+        select y.ctid as tid from leasehold.entry y
+        where y.id = w.id and y.namespace = p_namespace and y.name = w.name and y.fence is not null and y.expires_at > clock_timestamp()
+          and (y.session is null or y.provisional and y.channel = p_channel and y.session <> all (p_abandoned))
         for no key update skip locked) x
+    ), prolonged as (
+      update leasehold.entry x set renewed_at = clock_timestamp(), provisional = false,
+        expires_at = case when x.session is null then greatest(x.expires_at, m.until) else 'infinity' end,
+        ttl_us = case when x.session is null and m.until > x.expires_at then m.ttl_us else x.ttl_us end
+      from (select *, clock_timestamp() + ttl_us * interval '1 microsecond' as until from mine) m where x.ctid = m.tid
+      returning m.at, x.fence, leasehold._micros(x.acquired_at), x.session
     )
-    update leasehold.entry x set renewed_at = clock_timestamp(),
-      ttl_us = case when clock_timestamp() + m.length > x.expires_at then m.ttl_us else x.ttl_us end,
-      expires_at = greatest(x.expires_at, clock_timestamp() + m.length)
-    from mine m where x.ctid = m.tid
-    returning m.at, x.fence, leasehold._micros(x.acquired_at);
+    select p.at, p.fence, p._micros from prolonged p where p.session is null;
   get diagnostics moved = row_count;
-  remaining := remaining - moved;
-  if remaining = 0 then
+  if moved = remaining then
     return;
   end if;
-  if remaining = cardinality(p_names) then
+  if moved = 0 and remaining = cardinality(p_names) then
     -- Nothing was renewed that outlives a crash: sessions do not.
     perform set_config('synchronous_commit', 'off', true);
   end if;
-  -- Confirms provisional grants, which other instances made to this one: Entry::prolong.
-  with mine as materialized (
-    select x.ctid as tid from unnest(p_names, p_ids) as w(name, id) cross join lateral (
-      select y.ctid from leasehold.entry y
-      where y.id = w.id and y.namespace = p_namespace and y.name = w.name and y.provisional and y.channel = p_channel
-        and y.session <> all (p_abandoned) and y.expires_at > clock_timestamp()
-      for no key update skip locked) x
-  )
-  update leasehold.entry x set provisional = false, expires_at = 'infinity', renewed_at = clock_timestamp()
-  from mine m where x.ctid = m.tid;
   return query
     select w.at::int, case when y.session <> all (p_abandoned) and not leasehold._session_dead(y.session) then y.fence end,
       leasehold._micros(y.acquired_at)
