@@ -299,8 +299,12 @@ impl Drive {
             SENDING.set(Sending::Begun);
             let polled = sending.as_mut().poll(context);
             if SENDING.replace(Sending::No) == Sending::Sent {
-                self.shared.read_by_caller();
+                let is_new_reader = self.shared.read_by_caller();
                 let _ended = self.shared.drive();
+                if is_new_reader {
+                    // Not before the command is on its way: the I/O thread would compete with the server for a processor.
+                    self.shared.reader_changed.notify_one();
+                }
             }
             polled
         });
@@ -395,9 +399,10 @@ impl Shared {
         let _dropped_after_the_lock = self.driver.lock().take();
     }
 
-    /// Lets the runtime of the caller that sends read the answers.
-    fn read_by_caller(self: &Arc<Self>) {
-        let Some(runtime) = callers_runtime() else { return };
+    /// Lets the runtime of the caller that sends read the answers. Returns whether the I/O thread read them before, which
+    /// has to monitor that runtime from now on.
+    fn read_by_caller(self: &Arc<Self>) -> bool {
+        let Some(runtime) = callers_runtime() else { return false };
         let start = |reader: &Arc<Reader>, place| {
             let (shared, reader) = (Arc::downgrade(self), Arc::clone(reader));
             let read_task = ReadTask { shared, reader, generation: self.generation };
@@ -413,9 +418,7 @@ impl Shared {
                 }
             }
         };
-        if self.socket.read_by(&runtime, start) {
-            self.reader_changed.notify_one();
-        }
+        self.socket.read_by(&runtime, start)
     }
 
     /// Has the I/O thread read again once a runtime no longer sends and reads: it is done, it is blocked, or the server
