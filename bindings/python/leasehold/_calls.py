@@ -18,7 +18,10 @@ class LoopCalls:
         self._mailbox = Mailbox()
         self._pending: dict[int, tuple[Call, Callable[[], None]]] = {}
         self._numbers = itertools.count()
-        loop.add_reader(self._mailbox.fileno(), self._poll)
+        loop.add_reader(self._mailbox.fileno(), self._take)
+        answers = self._mailbox.answers_fileno()
+        if answers is not None:
+            loop.add_reader(answers, self._read)
 
     def start(self, call: Call, done: Callable[[], None]) -> int | None:
         """Begins a call. `done` runs in the loop when it has ended; returns None if it has ended already."""
@@ -32,8 +35,18 @@ class LoopCalls:
         """Polls a call no more, if it has not ended."""
         self._pending.pop(number, None)
 
-    def _poll(self) -> None:
-        for number in self._mailbox.take():
+    def _take(self) -> None:
+        self._poll(self._mailbox.take())
+
+    def _read(self) -> None:
+        """Reads answers; what the callers ask next, in this turn of the loop, is sent together."""
+        numbers, waits = self._mailbox.read()
+        self._poll(numbers)
+        if waits:
+            asyncio.get_running_loop().call_soon(self._mailbox.callers_ran)
+
+    def _poll(self, numbers: list[int]) -> None:
+        for number in numbers:
             pending = self._pending.get(number)
             if pending is not None and pending[0].poll():
                 del self._pending[number]

@@ -73,7 +73,7 @@ impl Stage {
 #[pyclass(frozen, module = "leasehold._native")]
 pub(crate) struct Call {
     stage: OfProcess<Mutex<Stage>>,
-    notifier: OfProcess<Mutex<Option<Waker>>>,
+    notifier: OfProcess<Mutex<Option<Arc<Notifier>>>>,
 }
 
 impl Call {
@@ -86,7 +86,7 @@ impl Call {
 
     /// Begins the call; returns whether it has ended. If not, it tells the notifier when it has to be polled.
     pub(crate) fn start(&self, py: Python<'_>, notifier: Arc<Notifier>) -> PyResult<bool> {
-        *self.notifier.get()?.lock() = Some(Waker::from(notifier));
+        *self.notifier.get()?.lock() = Some(notifier);
         self.poll(py)
     }
 
@@ -103,8 +103,8 @@ impl Call {
     /// Goes on with a call that was started; returns whether it has ended.
     fn poll(&self, py: Python<'_>) -> PyResult<bool> {
         let stage = self.stage.get()?;
-        let Some(waker) = self.notifier.get()?.lock().clone() else { return Ok(false) };
-        Ok(py.detach(|| stage.lock().poll(&mut Context::from_waker(&waker))))
+        let Some(notifier) = self.notifier.get()?.lock().clone() else { return Ok(false) };
+        Ok(py.detach(|| notifier.poll(|waker| stage.lock().poll(&mut Context::from_waker(waker)))))
     }
 
     /// The result of a call that has ended.

@@ -4,6 +4,7 @@
 
 mod calls;
 mod held;
+mod libuv;
 mod report;
 mod request;
 
@@ -22,7 +23,7 @@ use leasehold::{
     backend::{EventStream, Missed},
     lease::{Event, Evicted},
 };
-use napi::bindgen_prelude::Function;
+use napi::{Env, bindgen_prelude::Function};
 use napi_derive::napi;
 use rustix::{
     io::{FdFlags, fcntl_setfd},
@@ -107,15 +108,21 @@ pub struct Client {
 
 #[napi]
 impl Client {
-    /// Connects on first use. `wake` is called when `poll` has something to do.
+    /// Connects on first use. `wake` is called when `poll` has something to do. The event loop reads answers itself if it is
+    /// that of Node.
     #[napi(constructor)]
-    pub fn new(url: String, options: ConnectOptions, wake: Function<'_, (), ()>) -> napi::Result<Self> {
-        let wake = wake.build_threadsafe_function().weak::<true>().build()?;
+    pub fn new(
+        env: Env,
+        url: String,
+        options: ConnectOptions,
+        wake: Function<'_, (), ()>,
+        is_node: bool,
+    ) -> napi::Result<Self> {
         let builder = configure(options).map_err(|error| napi::Error::from_reason(report::error(&error)))?;
         let connection = RefCell::new(Some(Arc::new(Connection { url, builder, locks: OnceCell::new() })));
         Ok(Self {
             connection,
-            calls: RefCell::new(Calls::new(wake)),
+            calls: RefCell::new(Calls::new(&env, &wake, is_node)?),
             held: RefCell::default(),
             watches: RefCell::default(),
             details: RefCell::default(),

@@ -5,6 +5,7 @@ import {
   type Answer,
   DETAILS,
   type Details,
+  isNode,
   native,
   type NativeClient,
   type NativeConnectOptions,
@@ -38,10 +39,11 @@ export class Calls {
     // The native part refers to this function for as long as the thread lives, so it must not keep an idle client alive.
     const self = new WeakRef(this);
     try {
-      this.native = new native.Client(url, options, () => {
+      const wake = () => {
         const calls = self.deref();
         if (calls) calls.#deliver();
-      });
+      };
+      this.native = new native.Client(url, options, wake, isNode);
     } catch (error) {
       throw configError(error);
     }

@@ -81,7 +81,7 @@ export interface NativeConnectOptions {
 }
 
 interface Native {
-  Client: new (url: string, options: NativeConnectOptions, wake: () => void) => NativeClient;
+  Client: new (url: string, options: NativeConnectOptions, wake: () => void, isNode: boolean) => NativeClient;
   exec(program: string, args: string[]): string;
 }
 
@@ -108,6 +108,9 @@ function load(): { native: Native; place: string } {
 const loaded = load();
 
 export const native = loaded.native;
+
+/** Others pass for Node in much, but have event loops of their own. */
+export const isNode = !('bun' in process.versions || 'deno' in process.versions);
 
 /** The command `leasehold`. */
 export const command = join(loaded.place, 'leasehold');

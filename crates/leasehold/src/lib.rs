@@ -148,6 +148,11 @@ pub mod backends;
 pub mod blocking;
 pub mod clock;
 mod engine;
+#[cfg(unix)]
+#[cfg_attr(not(target_os = "linux"), path = "event_loop_stub.rs")]
+#[doc(hidden)]
+#[allow(dead_code, reason = "for backends that callers' event loops read from, of which not every build has one")]
+pub mod event_loop;
 pub mod lease;
 mod leasehold;
 mod primitives;

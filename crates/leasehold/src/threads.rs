@@ -25,6 +25,8 @@ use tokio::{
     sync::oneshot,
 };
 
+#[cfg(target_os = "linux")]
+use crate::event_loop::EventLoop;
 use crate::{Error, Result};
 
 /// A task of the engine.
@@ -40,25 +42,44 @@ pub(crate) struct Threads {
     pub(crate) timer: Handle,
 }
 
+/// What can wait for descriptors on the thread of a caller.
+#[derive(Clone, Debug)]
+#[allow(dead_code, reason = "as `callers_runtime`")]
+pub(crate) enum CallersRuntime {
+    Tokio(Handle),
+    #[cfg(target_os = "linux")]
+    EventLoop(EventLoop),
+}
+
+impl CallersRuntime {
+    /// That of this thread, unless it is the one with this handle.
+    fn current(io: &Handle) -> Option<Self> {
+        #[cfg(target_os = "linux")]
+        if let Some(event_loop) = EventLoop::current() {
+            return Some(Self::EventLoop(event_loop));
+        }
+        Handle::try_current().ok().filter(|caller| caller.id() != io.id()).map(Self::Tokio)
+    }
+}
+
 thread_local! {
     /// Whether this is one of the two threads.
     static IS_OWN: Cell<bool> = const { Cell::new(false) };
     /// The runtime of the caller whose thread polls a task of the engine just now.
-    static CALLERS_RUNTIME: RefCell<Option<Handle>> = const { RefCell::new(None) };
+    static CALLERS_RUNTIME: RefCell<Option<CallersRuntime>> = const { RefCell::new(None) };
 }
 
 impl Threads {
     /// Polls the task on the caller's thread, with the timers and sockets of the I/O thread.
     pub(crate) fn poll_on_this_thread(&self, task: &mut Task, context: &mut Context<'_>) -> Poll<()> {
-        let caller = Handle::try_current().ok().filter(|caller| caller.id() != self.io.id());
-        let _restored = Restore(CALLERS_RUNTIME.replace(caller));
+        let _restored = Restore(CALLERS_RUNTIME.replace(CallersRuntime::current(&self.io)));
         let _context = self.io.enter();
         task.as_mut().poll(context)
     }
 }
 
 /// Restores `CALLERS_RUNTIME` when it is dropped.
-struct Restore(Option<Handle>);
+struct Restore(Option<CallersRuntime>);
 
 impl Drop for Restore {
     fn drop(&mut self) {
@@ -71,7 +92,7 @@ impl Drop for Restore {
     dead_code,
     reason = "for backends that are driven by the runtimes of callers, of which not every build has one"
 )]
-pub(crate) fn callers_runtime() -> Option<Handle> {
+pub(crate) fn callers_runtime() -> Option<CallersRuntime> {
     CALLERS_RUNTIME.with_borrow(Clone::clone)
 }
 

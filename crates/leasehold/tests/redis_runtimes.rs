@@ -165,3 +165,136 @@ fn a_grant_reaches_a_waiter_whose_runtime_only_waits() {
     let took = waiting.join().unwrap().since(released);
     assert!(took < SOON, "granted after {took:?}");
 }
+
+/// An event loop that is no tokio runtime.
+#[cfg(target_os = "linux")]
+mod event_loops {
+    use std::{
+        os::fd::AsFd,
+        pin::pin,
+        sync::{
+            Arc,
+            atomic::{AtomicU32, Ordering},
+        },
+        task::{Context, Poll, Wake, Waker},
+        thread::ThreadId,
+    };
+
+    use leasehold::event_loop::EventLoop;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    /// Counts who wakes a call: the thread of the event loop, which only looks at its descriptor, or another one.
+    struct Woken {
+        event_loop: ThreadId,
+        here: AtomicU32,
+        elsewhere: AtomicU32,
+        unparks: thread::Thread,
+    }
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            let is_here = thread::current().id() == self.event_loop;
+            (if is_here { &self.here } else { &self.elsewhere }).fetch_add(1, Ordering::SeqCst);
+            self.unparks.unpark();
+        }
+    }
+
+    impl Woken {
+        fn new() -> Arc<Self> {
+            let (event_loop, unparks) = (thread::current().id(), thread::current());
+            Arc::new(Self { event_loop, here: AtomicU32::new(0), elsewhere: AtomicU32::new(0), unparks })
+        }
+
+        fn count(&self) -> u32 {
+            self.here.load(Ordering::SeqCst) + self.elsewhere.load(Ordering::SeqCst)
+        }
+    }
+
+    /// Runs a future on this thread. If it is not woken within a millisecond, it waits for what other threads read.
+    fn run<T>(event_loop: &EventLoop, woken: &Arc<Woken>, future: impl Future<Output = T>) -> T {
+        let (mut future, waker) = (pin!(future), Waker::from(Arc::clone(woken)));
+        loop {
+            let before = woken.count();
+            if let Poll::Ready(done) = event_loop.poll_here(|| future.as_mut().poll(&mut Context::from_waker(&waker))) {
+                return done;
+            }
+            while woken.count() == before {
+                let soon = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+                let ready = poll(&mut [PollFd::new(&event_loop.as_fd(), PollFlags::IN)], Some(&soon)).unwrap();
+                if ready == 0 {
+                    thread::park_timeout(Duration::from_millis(1));
+                } else {
+                    drop(event_loop.read());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_event_loop_reads_the_answers_to_its_own_calls() {
+        let server = Server::start();
+        let locks = runtime().block_on(Leasehold::connect(&server.url())).unwrap();
+        let (event_loop, woken) = (EventLoop::new().unwrap(), Woken::new());
+        for _ in 0..200 {
+            run(&event_loop, &woken, pair(&locks, "here"));
+        }
+        let (here, elsewhere) = (woken.here.load(Ordering::SeqCst), woken.elsewhere.load(Ordering::SeqCst));
+        assert!(here > elsewhere, "woken {here} times by this thread, {elsewhere} times by others");
+        run(&event_loop, &woken, locks.close()).unwrap();
+    }
+
+    #[test]
+    fn an_event_loop_that_blocks_during_a_call_holds_nobody_up() {
+        assert_goes_on_beside(|locks, blocked| {
+            let (event_loop, woken) = (EventLoop::new().unwrap(), Woken::new());
+            for _ in 0..20 {
+                run(&event_loop, &woken, pair(locks, "there"));
+            }
+            let mut under_way = Box::pin(pair(locks, "there"));
+            let begun = event_loop
+                .poll_here(|| under_way.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(&woken)))));
+            assert!(begun.is_pending());
+            blocked.send(()).unwrap();
+            thread::sleep(4 * SOON);
+            run(&event_loop, &woken, under_way);
+        });
+    }
+
+    #[test]
+    fn an_event_loop_that_ends_leaves_the_connection_to_others() {
+        let server = Server::start();
+        let here = runtime();
+        let locks = here.block_on(Leasehold::connect(&server.url())).unwrap();
+        for turn in 0..10 {
+            let (event_loop, woken) = (EventLoop::new().unwrap(), Woken::new());
+            run(&event_loop, &woken, pair(&locks, "there"));
+            let guard = run(&event_loop, &woken, locks.mutex(format!("left-{turn}")).acquire()).unwrap();
+            drop(event_loop);
+            here.block_on(async {
+                assert_goes_on(&locks, "here").await;
+                guard.release().await.unwrap();
+            });
+        }
+        here.block_on(locks.close()).unwrap();
+    }
+
+    #[test]
+    fn a_server_that_is_gone_does_not_keep_an_event_loop_busy() {
+        let server = Server::start();
+        let (event_loop, woken) = (EventLoop::new().unwrap(), Woken::new());
+        let connect = async { Leasehold::connect(&server.url()).await.unwrap() };
+        let locks = run(&event_loop, &woken, connect);
+        run(&event_loop, &woken, pair(&locks, "here"));
+        drop(server);
+        let nothing = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let is_readable = || poll(&mut [PollFd::new(&event_loop.as_fd(), PollFlags::IN)], Some(&nothing)).unwrap() == 1;
+        // The end of the connection may be reported, but not again and again.
+        thread::sleep(SOON / 5);
+        drop(event_loop.read());
+        thread::sleep(SOON / 5);
+        assert!(!is_readable(), "the event loop would be woken again and again");
+        drop(locks);
+    }
+}

@@ -68,7 +68,7 @@ use crate::{
         Lifetime, ListFilter, Names, Outcome, Released, Renewal, Request, Resource, RunRecord, RunReport, Standing,
     },
     model::Expiry,
-    threads::{callers_runtime, on_own_thread},
+    threads::{CallersRuntime, callers_runtime, on_own_thread},
 };
 
 const RENEW_BATCH: usize = 256;
@@ -245,7 +245,7 @@ impl Backend for FileBackend {
         };
         let decision = self.run(acquire).await?;
         if matches!(decision, Decision::Queued(_))
-            && let Some(runtime) = callers_runtime()
+            && let Some(CallersRuntime::Tokio(runtime)) = callers_runtime()
         {
             self.notifications.read_on(&runtime);
         }

@@ -29,11 +29,12 @@ use tokio::{
 
 use super::{
     super::options::Address,
-    socket::{Reader, Socket, Stream},
+    socket::{ReadTaskHandle, Reader, Socket, Stream, TaskPlace},
 };
 use crate::{
     backend::coalesce::{continue_here, defer_here},
     clock::{Clock, SystemClock},
+    event_loop::Source,
     lease::Moment,
     readable::Readable,
     threads::callers_runtime,
@@ -126,7 +127,7 @@ struct DriverWaker {
     io_task: Mutex<Option<Waker>>,
 }
 
-/// A task on the runtime of a caller that reads the socket.
+/// Reads the socket on the runtime of a caller: as a task, or whenever an event loop finds it readable.
 struct ReadTask {
     shared: Weak<Shared>,
     reader: Arc<Reader>,
@@ -150,25 +151,53 @@ impl ReadTask {
                 wakeups = 0;
                 yield_now().await;
             }
-            let Some(shared) = self.shared.upgrade() else { return };
-            let (driven, deferred) = defer_here(|| shared.drive());
-            self.reader.defer(deferred.senders);
-            if driven.is_ready() {
-                // `Drop` resumes the senders.
-                return;
-            }
-            let is_reader = shared.socket.is_read_by(&self.reader);
-            drop(shared);
-            let mut turns = if is_reader { deferred.turns } else { 0 };
+            let Some(mut turns) = self.read_now() else { return };
             while turns > 0 && self.reader.has_deferred() {
                 turns -= 1;
                 // Let the tasks of the callers that were just woken run first.
                 yield_now().await;
                 self.reader.count_turn();
             }
-            // Nobody monitors a runtime that no longer reads; if it blocked, the deferred senders would wait too.
             self.reader.resume_deferred();
         }
+    }
+
+    /// Reads what has come; returns for how many turns the answered callers may run before the deferred senders are
+    /// resumed, or `None` if the connection has ended.
+    fn read_now(&self) -> Option<usize> {
+        let shared = self.shared.upgrade()?;
+        let (driven, deferred) = defer_here(|| shared.drive());
+        self.reader.defer(deferred.senders);
+        if driven.is_ready() {
+            // `Drop` resumes the senders.
+            return None;
+        }
+        // Nobody monitors a runtime that no longer reads; if it blocked, the deferred senders would wait too.
+        Some(if shared.socket.is_read_by(&self.reader) { deferred.turns } else { 0 })
+    }
+}
+
+impl Source for ReadTask {
+    fn read(&self) -> bool {
+        if self.generation != leasehold_fork::generation() {
+            // The socket and its locks are the parent's.
+            return true;
+        }
+        self.reader.count_turn();
+        let turns = self.read_now();
+        if turns == Some(0) {
+            self.reader.resume_deferred();
+        }
+        turns.is_some()
+    }
+
+    fn waits_for_callers(&self) -> bool {
+        self.reader.has_deferred()
+    }
+
+    fn callers_ran(&self) {
+        self.reader.count_turn();
+        self.reader.resume_deferred();
     }
 }
 
@@ -270,8 +299,12 @@ impl Drive {
             SENDING.set(Sending::Begun);
             let polled = sending.as_mut().poll(context);
             if SENDING.replace(Sending::No) == Sending::Sent {
-                self.shared.read_by_caller();
+                let is_new_reader = self.shared.read_by_caller();
                 let _ended = self.shared.drive();
+                if is_new_reader {
+                    // Not before the command is on its way: the I/O thread would compete with the server for a processor.
+                    self.shared.reader_changed.notify_one();
+                }
             }
             polled
         });
@@ -366,19 +399,26 @@ impl Shared {
         let _dropped_after_the_lock = self.driver.lock().take();
     }
 
-    /// Lets the runtime of the caller that sends read the answers.
-    fn read_by_caller(self: &Arc<Self>) {
-        let Some(runtime) = callers_runtime() else { return };
-        let start = |reader: &Arc<Reader>, readable| {
+    /// Lets the runtime of the caller that sends read the answers. Returns whether the I/O thread read them before, which
+    /// has to monitor that runtime from now on.
+    fn read_by_caller(self: &Arc<Self>) -> bool {
+        let Some(runtime) = callers_runtime() else { return false };
+        let start = |reader: &Arc<Reader>, place| {
             let (shared, reader) = (Arc::downgrade(self), Arc::clone(reader));
             let read_task = ReadTask { shared, reader, generation: self.generation };
-            // Once a task has spent its cooperative budget, tokio leaves it to the runtime of that task to wake the
-            // driver, even if that runtime is blocked.
-            runtime.spawn(unconstrained(async move { read_task.run(readable).await })).abort_handle()
+            match place {
+                // Once a task has spent its cooperative budget, tokio leaves it to the runtime of that task to wake the
+                // driver, even if that runtime is blocked.
+                TaskPlace::Tokio(runtime, readable) => {
+                    let task = runtime.spawn(unconstrained(async move { read_task.run(readable).await }));
+                    ReadTaskHandle::Tokio(task.abort_handle())
+                }
+                TaskPlace::EventLoop(event_loop, key) => {
+                    ReadTaskHandle::EventLoop(event_loop.add(key, Arc::new(read_task)))
+                }
+            }
         };
-        if self.socket.read_by(&runtime, start) {
-            self.reader_changed.notify_one();
-        }
+        self.socket.read_by(&runtime, start)
     }
 
     /// Has the I/O thread read again once a runtime no longer sends and reads: it is done, it is blocked, or the server

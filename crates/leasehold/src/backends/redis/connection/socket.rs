@@ -4,11 +4,12 @@
 //! caller's runtime, and often a second one: more than the call itself costs.
 //! So the runtime that sends reads the answers, too, as long as it does so
 //! promptly. Each reader watches the socket through an epoll instance of its
-//! own, and the socket reports to one of them at a time.
+//! own, and the socket reports to one of them at a time. A runtime is one of
+//! tokio, or an event loop of another kind.
 
 use std::{
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     pin::Pin,
     sync::{
         Arc,
@@ -29,7 +30,7 @@ use rustix::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpStream, UnixStream, lookup_host},
-    runtime::{Handle, Id},
+    runtime::{self, Handle},
     task::AbortHandle,
 };
 
@@ -37,8 +38,10 @@ use super::super::options::Address;
 use crate::{
     backend::coalesce::{RestingSender, continue_here},
     clock::{Clock, SystemClock},
+    event_loop::{EventLoop, LoopEpoll, Watched},
     lease::Moment,
     readable::{Readable, can_read, epoll_of, register, register_on},
+    threads::CallersRuntime,
 };
 
 /// How long a runtime that left answers unread is not asked to read again: little at first, since on a busy machine
@@ -77,10 +80,8 @@ struct Readers {
 /// A runtime of a caller, which can read the socket.
 #[derive(Debug)]
 pub(super) struct Reader {
-    // Dropped before the descriptor.
-    _closed_in_child: Registration,
-    runtime: Id,
-    epoll: Arc<OwnedFd>,
+    runtime: RuntimeId,
+    epoll: ReaderEpoll,
     /// How often its task has run.
     turns: AtomicU64,
     /// How often something was sent from this runtime while it read.
@@ -88,7 +89,73 @@ pub(super) struct Reader {
     /// Batch senders that wait while their answered callers run.
     deferred: Mutex<Vec<Arc<RestingSender>>>,
     pause: Mutex<Pause>,
-    task: Mutex<Option<AbortHandle>>,
+    task: Mutex<Option<ReadTaskHandle>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum RuntimeId {
+    Tokio(runtime::Id),
+    EventLoop(u64),
+}
+
+impl RuntimeId {
+    fn of(runtime: &CallersRuntime) -> Self {
+        match runtime {
+            CallersRuntime::Tokio(runtime) => Self::Tokio(runtime.id()),
+            CallersRuntime::EventLoop(event_loop) => Self::EventLoop(event_loop.id()),
+        }
+    }
+}
+
+/// The epoll instance by which a runtime watches the socket.
+#[derive(Debug)]
+enum ReaderEpoll {
+    Tokio {
+        // Dropped before the descriptor.
+        _closed_in_child: Registration,
+        epoll: Arc<OwnedFd>,
+    },
+    /// That of all that the event loop watches; the socket has this key there.
+    EventLoop { epoll: Arc<LoopEpoll>, key: u64 },
+}
+
+impl ReaderEpoll {
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tokio { epoll, .. } => epoll.as_fd(),
+            Self::EventLoop { epoll, .. } => epoll.as_fd(),
+        }
+    }
+
+    fn key(&self) -> u64 {
+        match self {
+            Self::Tokio { .. } => 0,
+            Self::EventLoop { key, .. } => *key,
+        }
+    }
+}
+
+/// Where the task of a reader is to run.
+pub(super) enum TaskPlace {
+    Tokio(Handle, Readable),
+    /// Under this key.
+    EventLoop(EventLoop, u64),
+}
+
+/// Ends the task of a reader when it is told to, or dropped.
+#[derive(Debug)]
+pub(super) enum ReadTaskHandle {
+    Tokio(AbortHandle),
+    EventLoop(Watched),
+}
+
+impl ReadTaskHandle {
+    fn end(self) {
+        match self {
+            Self::Tokio(task) => task.abort(),
+            Self::EventLoop(watched) => drop(watched),
+        }
+    }
 }
 
 /// The last time for which a runtime was not asked to read.
@@ -142,16 +209,21 @@ impl Socket {
     ///
     /// The caller polls the driver afterwards, since nothing reports what is there already. For a runtime that is not
     /// known yet, `start` begins a task that drives the connection when the descriptor is readable.
-    pub(super) fn read_by(&self, runtime: &Handle, start: impl FnOnce(&Arc<Reader>, Readable) -> AbortHandle) -> bool {
+    pub(super) fn read_by(
+        &self,
+        runtime: &CallersRuntime,
+        start: impl FnOnce(&Arc<Reader>, TaskPlace) -> ReadTaskHandle,
+    ) -> bool {
+        let id = RuntimeId::of(runtime);
         let known = {
             let readers = self.readers.lock();
             if let Some(reader) = &readers.current {
-                if reader.runtime == runtime.id() {
+                if reader.runtime == id {
                     reader.sends.fetch_add(1, Ordering::Relaxed);
                 }
                 return false;
             }
-            readers.known.iter().find(|reader| reader.runtime == runtime.id()).cloned()
+            readers.known.iter().find(|reader| reader.runtime == id).cloned()
         };
         let Some(reader) = known.or_else(|| self.add_runtime(runtime, start)) else { return false };
         if SystemClock.now() < reader.pause.lock().until {
@@ -160,7 +232,7 @@ impl Socket {
         let mut readers = self.readers.lock();
         // The runtime may have ended meanwhile, or another one began to read.
         let is_known = readers.known.iter().any(|known| Arc::ptr_eq(known, &reader));
-        if readers.current.is_some() || !is_known || self.set_interest(&reader.epoll, EventFlags::IN).is_err() {
+        if readers.current.is_some() || !is_known || self.set_reader_interest(&reader, EventFlags::IN).is_err() {
             return false;
         }
         reader.sends.fetch_add(1, Ordering::Relaxed);
@@ -173,34 +245,49 @@ impl Socket {
     /// then forgotten within this call: no lock is held.
     fn add_runtime(
         &self,
-        runtime: &Handle,
-        start: impl FnOnce(&Arc<Reader>, Readable) -> AbortHandle,
+        runtime: &CallersRuntime,
+        start: impl FnOnce(&Arc<Reader>, TaskPlace) -> ReadTaskHandle,
     ) -> Option<Arc<Reader>> {
-        if !can_read(runtime) {
-            return None;
-        }
-        let epoll = Arc::new(epoll_of(&self.fd, EventFlags::empty()).ok()?);
+        let (epoll, place) = self.watch_on(runtime)?;
         let reader = Arc::new(Reader {
-            _closed_in_child: close_in_child(epoll.as_fd()).ok()?,
-            runtime: runtime.id(),
-            epoll: Arc::clone(&epoll),
+            runtime: RuntimeId::of(runtime),
+            epoll,
             turns: AtomicU64::new(0),
             sends: AtomicU64::new(0),
             deferred: Mutex::default(),
             pause: Mutex::default(),
             task: Mutex::default(),
         });
-        let readable = register_on(runtime, epoll)?;
         {
             let mut readers = self.readers.lock();
-            if let Some(other) = readers.known.iter().find(|known| known.runtime == runtime.id()) {
+            if let Some(other) = readers.known.iter().find(|known| known.runtime == reader.runtime) {
                 return Some(Arc::clone(other));
             }
             readers.known.push(Arc::clone(&reader));
         }
-        let task = start(&reader, readable);
+        let task = start(&reader, place);
         *reader.task.lock() = Some(task);
         Some(reader)
+    }
+
+    /// Lets a runtime watch the socket, without any event for now; returns `None` if it has no I/O.
+    fn watch_on(&self, runtime: &CallersRuntime) -> Option<(ReaderEpoll, TaskPlace)> {
+        match runtime {
+            CallersRuntime::Tokio(runtime) => {
+                if !can_read(runtime) {
+                    return None;
+                }
+                let epoll = Arc::new(epoll_of(&self.fd, EventFlags::empty()).ok()?);
+                let _closed_in_child = close_in_child(epoll.as_fd()).ok()?;
+                let readable = register_on(runtime, Arc::clone(&epoll))?;
+                Some((ReaderEpoll::Tokio { _closed_in_child, epoll }, TaskPlace::Tokio(runtime.clone(), readable)))
+            }
+            CallersRuntime::EventLoop(event_loop) => {
+                let (epoll, key) = (Arc::clone(event_loop.epoll()), event_loop.new_key());
+                epoll::add(&epoll, &self.fd, EventData::new_u64(key), EventFlags::empty()).ok()?;
+                Some((ReaderEpoll::EventLoop { epoll, key }, TaskPlace::EventLoop(event_loop.clone(), key)))
+            }
+        }
     }
 
     /// The runtime that reads, if it is not the I/O thread's.
@@ -214,13 +301,15 @@ impl Socket {
     pub(super) fn reclaim(&self) -> Option<Arc<Reader>> {
         let mut readers = self.readers.lock();
         let reader = readers.current.take()?;
-        let _closed = self.set_interest(&reader.epoll, EventFlags::empty());
+        let _closed = self.set_reader_interest(&reader, EventFlags::empty());
         self.set_io_thread_interest(&readers);
         Some(reader)
     }
 
     /// Forgets a runtime that ends. The caller wakes the driver afterwards, as after [`Self::reclaim`].
     pub(super) fn forget(&self, reader: &Arc<Reader>) {
+        // An event loop would be told again and again that the connection has ended.
+        let _not_there = epoll::delete(reader.epoll.fd(), &self.fd);
         let mut readers = self.readers.lock();
         readers.known.retain(|known| !Arc::ptr_eq(known, reader));
         if readers.current.take_if(|current| Arc::ptr_eq(current, reader)).is_some() {
@@ -248,7 +337,8 @@ impl Socket {
     pub(super) fn abort_readers(&self) {
         let known = self.readers.lock().known.clone();
         for reader in known {
-            reader.task.lock().as_ref().map(AbortHandle::abort);
+            let task = reader.task.lock().take();
+            task.map(ReadTaskHandle::end);
             reader.resume_deferred();
         }
     }
@@ -257,12 +347,16 @@ impl Socket {
         let mut events = EventFlags::empty();
         events.set(EventFlags::IN, readers.current.is_none());
         events.set(EventFlags::OUT, self.is_output_blocked.load(Ordering::SeqCst));
-        let _never_fails_for_what_was_added = self.set_interest(self.by_io_thread.get_ref(), events);
+        let _never_fails_for_what_was_added = self.set_interest(self.by_io_thread.get_ref(), 0, events);
+    }
+
+    fn set_reader_interest(&self, reader: &Reader, events: EventFlags) -> rustix::io::Result<()> {
+        self.set_interest(reader.epoll.fd(), reader.epoll.key(), events)
     }
 
     /// Sets which events an epoll instance reports. Data that arrived before may not be reported again.
-    fn set_interest(&self, epoll: &OwnedFd, events: EventFlags) -> rustix::io::Result<()> {
-        epoll::modify(epoll, &self.fd, EventData::new_u64(0), events)
+    fn set_interest(&self, epoll: impl AsFd, key: u64, events: EventFlags) -> rustix::io::Result<()> {
+        epoll::modify(epoll, &self.fd, EventData::new_u64(key), events)
     }
 
     /// Sets whether a write did not fit and the I/O thread has to continue it; returns whether this has changed.
@@ -289,7 +383,7 @@ async fn connect_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
 
 /// What a runtime that reads has done.
 pub(super) struct Activity {
-    runtime: Id,
+    runtime: RuntimeId,
     turns: u64,
     sends: u64,
 }
