@@ -15,7 +15,7 @@ use leasehold::{
     lease::{Claim, LeaseId, LeaseKey, Outcome, Released},
 };
 use leasehold_testkit::{Flow, Proxy, postgres::Postgres, until};
-use postgres_schema::install_schema;
+use postgres_schema::{install_schema, many_by_hand};
 use tokio::{
     runtime::Handle,
     task::{JoinHandle, JoinSet},
@@ -43,28 +43,14 @@ returns setof leasehold.answer language sql volatile as $$
     array[null]::bigint[], array[p_mode], array[case when p_mode is null then null else 1 end],
     array[case when p_mode is null then null else 2147483647 end], array[p_metadata])
 $$;
-create or replace function by_hand.ask_all(p_names text[], p_label text) returns text language sql volatile as $$
-  select string_agg(verdict::text, '' order by at) from leasehold.acquire_many('races', null, null, 'a', p_names,
-    array(select md5(p_label || n)::uuid from unnest(p_names) n), array(select 'x'::"char" from unnest(p_names)),
-    array(select 2147483647 from unnest(p_names)), array(select 2147483647 from unnest(p_names)),
-    array(select 30000000::bigint from unnest(p_names)), array(select null::int from unnest(p_names)),
-    array(select false from unnest(p_names)), array(select p_label from unnest(p_names)),
-    array(select null::text from unnest(p_names)), array(select '{}'::jsonb from unnest(p_names)),
-    array(select null::bigint from unnest(p_names)))
-$$;
-create or replace function by_hand.give_all(p_names text[], p_label text, p_history "char" default 'a', p_ending text default 'released')
-returns text language sql volatile as $$
-  select string_agg(verdict::text, '' order by at) from leasehold.release_many('races', null, p_history, p_names,
-    array(select md5(p_label || n)::uuid from unnest(p_names) n), array(select p_ending from unnest(p_names)),
-    array(select null::text from unnest(p_names)), array(select null::text from unnest(p_names)))
-$$;
 "#;
 
 fn installed() -> Arc<Postgres> {
     let server = Postgres::shared();
     install_schema(&server.url(), None).unwrap();
     // Tests of the same server do this one after the other.
-    server.psql(&format!("begin; select pg_advisory_xact_lock(7); {BY_HAND} commit"));
+    let many = many_by_hand("races");
+    server.psql(&format!("begin; select pg_advisory_xact_lock(7); {BY_HAND} {many} commit"));
     server
 }
 
@@ -73,6 +59,7 @@ fn patient() -> Postgres {
     let server = Postgres::start();
     install_schema(&server.url(), None).unwrap();
     server.psql(BY_HAND);
+    server.psql(&many_by_hand("races"));
     server.psql(
         "do $$ declare f regprocedure; begin
            for f in select oid from pg_proc
@@ -136,8 +123,8 @@ async fn first_asks_for_a_name_do_not_wait_for_each_other_in_a_circle() {
 /// Names that are free are taken by one statement, which has looked at them before.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_of_free_names_is_taken_whole_or_not_at_all() {
-    const ASK: &str = "select by_hand.ask_all('{n1,n2,n3,n4,n5}', 'all')";
-    const GIVE: &str = "select by_hand.give_all('{n1,n2,n3,n4,n5}', 'all')";
+    const ASK: &str = "select by_hand.ask_many('{n1,n2,n3,n4,n5}', 'all')";
+    const GIVE: &str = "select by_hand.give_many('{n1,n2,n3,n4,n5}', 'all')";
     const HELD: &str =
         "select count(*) from leasehold.resource where namespace = 'races' and name like 'n_' and id is not null";
     let server = patient();
@@ -183,20 +170,20 @@ async fn a_batch_of_free_names_is_taken_whole_or_not_at_all() {
     assert_eq!(one(&second, GIVE).await.unwrap(), "fffff");
     // So does the way back for a lease that has ended, which nobody noticed yet.
     assert_eq!(one(&second, ASK).await.unwrap(), "ggggg");
-    let ended = "update leasehold.resource set acquired_at = acquired_at - interval '1 min', asked_at = null, \
-                 renewed_at = renewed_at - interval '1 min', expires_at = expires_at - interval '1 min' \
+    let ended = "update leasehold.resource set acquired_at = acquired_at - interval '1 hour', asked_at = null, \
+                 renewed_at = renewed_at - interval '1 hour', expires_at = expires_at - interval '1 hour' \
                  where namespace = 'races' and name = 'n2'";
     second.batch_execute(ended).await.unwrap();
     assert_eq!(one(&second, GIVE).await.unwrap(), "fnfff");
     // One that asks twice, and endings that not everybody records.
-    let twice = one(&second, "select by_hand.ask_all('{n1,n1,n2,n3,n4}', 'all')").await.unwrap();
+    let twice = one(&second, "select by_hand.ask_many('{n1,n1,n2,n3,n4}', 'all')").await.unwrap();
     assert_eq!(twice, "ggggg");
-    let failed = "select by_hand.give_all('{n1,n2,n3,n4}', 'all', 'p', 'failed')";
+    let failed = "select by_hand.give_many('{n1,n2,n3,n4}', 'all', 'p', 'failed')";
     assert_eq!(one(&second, failed).await.unwrap(), "ffff");
     let recorded = "select count(*) from leasehold.ended where namespace = 'races' and ending = 'failed'";
     assert_eq!(one(&second, recorded).await.unwrap(), "4");
-    assert_eq!(one(&second, "select by_hand.ask_all('{n1,n2,n3,n4}', 'all')").await.unwrap(), "gggg");
-    assert_eq!(one(&second, "select by_hand.give_all('{n1,n2,n3,n4}', 'all', 'p')").await.unwrap(), "ffff");
+    assert_eq!(one(&second, "select by_hand.ask_many('{n1,n2,n3,n4}', 'all')").await.unwrap(), "gggg");
+    assert_eq!(one(&second, "select by_hand.give_many('{n1,n2,n3,n4}', 'all', 'p')").await.unwrap(), "ffff");
 }
 
 /// The statements for a batch are planned once, while the table may be tiny.
@@ -205,13 +192,13 @@ async fn a_batch_looks_up_each_name_however_many_there_are() {
     let server = patient();
     let client = client(&server).await;
     for _ in 0..8 {
-        one(&client, "select by_hand.ask_all('{n1,n2,n3,n4}', 'all')").await.unwrap();
-        one(&client, "select by_hand.give_all('{n1,n2,n3,n4}', 'all')").await.unwrap();
+        one(&client, "select by_hand.ask_many('{n1,n2,n3,n4}', 'all')").await.unwrap();
+        one(&client, "select by_hand.give_many('{n1,n2,n3,n4}', 'all')").await.unwrap();
     }
     let many =
         "insert into leasehold.resource (namespace, name) select 'races', 'other' || n from generate_series(1, 5000) n";
     client.batch_execute(many).await.unwrap();
-    for call in ["by_hand.ask_all('{n1,n2,n3,n4}', 'all')", "by_hand.give_all('{n1,n2,n3,n4}', 'all')"] {
+    for call in ["by_hand.ask_many('{n1,n2,n3,n4}', 'all')", "by_hand.give_many('{n1,n2,n3,n4}', 'all')"] {
         client.batch_execute("begin").await.unwrap();
         one(&client, &format!("select {call}")).await.unwrap();
         let read = "select seq_tup_read + idx_tup_fetch from pg_stat_xact_user_tables where relname = 'resource'";
