@@ -39,7 +39,7 @@ impl Instance {
 }
 
 pub(super) async fn counted(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     assert_eq!(one.runs_of("job").await, None);
     one.report(&[skipped("job", "first")]).await;
     let runs = two.runs_of("job").await.expect("another instance sees it");
