@@ -11,7 +11,7 @@ mod init;
 mod inspect;
 mod json_schemas;
 pub(crate) mod keep;
-mod lease_arg;
+mod lease_handle;
 mod list;
 mod lock_summary;
 mod man;
