@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Holder, Resource, Timestamp};
 
-/// The reported runs of a job under one lock.
+/// How often a job was skipped under one lock, and when it last succeeded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RunRecord {
