@@ -58,8 +58,7 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &HistoryArgs) -> Res
         (false, _) => MAX_SCANNED,
     };
     let mut filter = HistoryFilter::new(names).failures(args.failures).limit(limit);
-    filter.since = args.since.map(at);
-    filter.until = args.until.map(at);
+    filter.ended = args.since.map_or(Timestamp::MIN, at)..args.until.map_or(Timestamp::MAX, at);
     let locks = context.connect().await?;
     // The backend notices that a holder died when somebody looks at its lock.
     locks.list(&ListFilter::new(filter.names.clone()).limit(MAX_LISTED)).await?;
