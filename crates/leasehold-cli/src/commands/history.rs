@@ -141,7 +141,7 @@ async fn skipped(context: &CommandContext<'_>, args: &HistoryArgs, names: &Names
         return never_run(context, &locks, name).await;
     }
     records.retain(|record| record.skips > 0);
-    records.sort_by_key(|record| Reverse(record.last_skip));
+    records.sort_by_key(|record| Reverse(record.skipped_at()));
     records.truncate(args.limit);
     if context.output.style().json {
         for record in &records {
@@ -158,8 +158,8 @@ async fn skipped(context: &CommandContext<'_>, args: &HistoryArgs, names: &Names
         table.row(vec![
             record.resource.to_string(),
             record.skips.to_string(),
-            ago(record.last_skip),
-            record.held_by.as_ref().map(|holder| short(holder.as_str()).to_owned()).unwrap_or_default(),
+            ago(record.skipped_at()),
+            runs::last_skip_holder(record).map(|holder| short(holder).to_owned()).unwrap_or_default(),
             ago(record.last_success),
         ]);
     }

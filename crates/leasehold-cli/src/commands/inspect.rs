@@ -70,8 +70,8 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &InspectArgs) -> Res
 fn runs_json(record: &RunRecord) -> Value {
     json!({
         "skips": record.skips,
-        "last_skip": record.last_skip.map(json::time),
-        "held_by": record.held_by.as_ref().map(leasehold::Holder::as_str),
+        "last_skip": record.skipped_at().map(json::time),
+        "held_by": runs::last_skip_holder(record),
         "last_success": record.last_success.map(json::time),
     })
 }
