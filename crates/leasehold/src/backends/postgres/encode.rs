@@ -201,23 +201,29 @@ impl<'a> Releases<'a> {
 }
 
 impl<'a> ExtensionColumns<'a> {
-    pub(super) fn push(&mut self, renewal: &'a Renewal) {
-        self.names.push(renewal.key.resource.as_str());
-        self.ids.push(Uuid::from_u128(renewal.key.id.as_u128()));
-        self.ttls.push(long(micros(renewal.ttl.get())));
+    pub(super) fn of(renewals: impl Iterator<Item = &'a Renewal>) -> Self {
+        let mut columns = Self::default();
+        for renewal in renewals {
+            columns.names.push(renewal.key.resource.as_str());
+            columns.ids.push(Uuid::from_u128(renewal.key.id.as_u128()));
+            columns.ttls.push(long(micros(renewal.ttl.get())));
+        }
+        columns
     }
 }
 
 impl<'a> RenewalColumns<'a> {
-    pub(super) fn push(&mut self, renewal: &'a Renewal) {
-        self.names.push(renewal.key.resource.as_str());
-        self.ids.push(Uuid::from_u128(renewal.key.id.as_u128()));
-        self.ttls.push(long(micros(renewal.ttl.get())));
-        self.floors.push(renewal.fence_floor.map(|floor| long(floor.get())));
-        self.modes.push(renewal.downgrade.map(|claim| mode_code(claim.mode())));
-        self.units.push(renewal.downgrade.map(|claim| int(claim.units())));
-        self.capacities.push(renewal.downgrade.map(|claim| int(claim.capacity())));
-        self.metadata.push(renewal.metadata.as_ref().map(|metadata| Json(storable_metadata(metadata))));
+    pub(super) fn of(renewals: &[&'a Renewal]) -> Self {
+        let ExtensionColumns { names, ids, ttls } = ExtensionColumns::of(renewals.iter().copied());
+        let mut columns = Self { names, ids, ttls, ..Self::default() };
+        for renewal in renewals {
+            columns.floors.push(renewal.fence_floor.map(|floor| long(floor.get())));
+            columns.modes.push(renewal.downgrade.map(|claim| mode_code(claim.mode())));
+            columns.units.push(renewal.downgrade.map(|claim| int(claim.units())));
+            columns.capacities.push(renewal.downgrade.map(|claim| int(claim.capacity())));
+            columns.metadata.push(renewal.metadata.as_ref().map(|metadata| Json(storable_metadata(metadata))));
+        }
+        columns
     }
 }
 

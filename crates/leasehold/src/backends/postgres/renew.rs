@@ -250,14 +250,13 @@ impl RenewCalls {
         sessions: &Sessions,
         renewals: impl Iterator<Item = &'a Renewal>,
     ) -> Result<Renewed, Failure> {
-        let mut extensions = ExtensionColumns::default();
-        renewals.for_each(|renewal| extensions.push(renewal));
+        let columns = ExtensionColumns::of(renewals);
         let mut parameters: Vec<Parameter<'_>> = vec![
             (&self.instance.namespace, Type::TEXT),
             (&self.instance.channel, Type::TEXT),
             (&sessions.abandoned, Type::INT4_ARRAY),
         ];
-        parameters.extend(extensions.parameters());
+        parameters.extend(columns.parameters());
         let reply = self.router.call(Statement::RenewMany, &parameters).await?;
         Renewed::from(&reply, decode::renewed)
     }
@@ -272,8 +271,7 @@ impl RenewCalls {
         // The call could delay some of these leases for the sake of another: a lease is exempt only if it is alone.
         let exempt: &[LeaseId] = if let [only] = renewals { &[only.key.id] } else { &[] };
         let waits = locked_rows == LockedRows::Wait;
-        let mut columns = RenewalColumns::default();
-        renewals.iter().for_each(|renewal| columns.push(renewal));
+        let columns = RenewalColumns::of(renewals);
         let mut parameters: Vec<Parameter<'_>> = vec![
             (&self.instance.namespace, Type::TEXT),
             (&self.instance.channel, Type::TEXT),
