@@ -13,12 +13,12 @@ mod json;
 mod output;
 mod paste;
 mod redact;
+mod run_command;
 mod settings;
 mod shell;
 mod table;
 mod usage;
 mod variables;
-mod work;
 
 use std::{env, ffi::OsString, process::ExitCode};
 
@@ -29,7 +29,7 @@ use self::{args::Cli, error::CommandError, output::Output, settings::OutputStyle
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     let args: Vec<OsString> = env::args_os().collect();
-    if let Some(code) = work::supervisor_entry::run(&args) {
+    if let Some(code) = run_command::supervisor_entry::run(&args) {
         return code;
     }
     commands::keep::detach();

@@ -20,14 +20,14 @@ use crate::{
     duration::millis,
     error::{CommandError, Result},
     exit, json,
-    variables::environment,
-    work::{
+    run_command::{
         connect_retry::ConnectRetry,
         identity::Labels,
         lock_request::{self, LockRequest, WaitLimit},
         nested::{self, AncestorLock},
         wait::{self, Waited, Wanted},
     },
+    variables::environment,
 };
 
 /// Takes the lease and prints its handle, and nothing else.

@@ -15,7 +15,7 @@ use crate::{
     error::Result,
     exit, json,
     output::Line,
-    work::{lock_request, runs},
+    run_command::{lock_request, runs},
 };
 
 /// Exit 0 if it is so, 1 if not.

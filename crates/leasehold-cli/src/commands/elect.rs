@@ -16,9 +16,7 @@ use crate::{
     error::{CommandError, Result},
     exit, json,
     output::{Line, Output},
-    shell,
-    variables::environment,
-    work::{
+    run_command::{
         environment::variables,
         identity::{self, Labels, short},
         lock_request::{self, WaitLimit},
@@ -28,6 +26,8 @@ use crate::{
         supervisor_entry,
         wait::{self, Waited, Wanted},
     },
+    shell,
+    variables::environment,
 };
 
 /// Takes part, or looks at who leads.

@@ -16,10 +16,10 @@ use crate::{
     exit, json,
     output::Line,
     redact,
+    run_command::{identity::short, lock_request, runs},
     settings::Level,
     shell,
     table::{self, Table},
-    work::{identity::short, lock_request, runs},
 };
 
 const HEADER: [&str; 8] = ["ENDED", "NAME", "EVENT", "HOLDER", "WAITED", "HELD", "FENCE", "DETAILS"];

@@ -25,8 +25,9 @@ use crate::{
     command_ended::{self, CommandEnded},
     duration::{Brief, Measured, millis},
     error::Result,
-    exit, json, shell,
-    work::{identity::short, lock_request, runs},
+    exit, json,
+    run_command::{identity::short, lock_request, runs},
+    shell,
 };
 
 const DAY: Duration = Duration::from_secs(24 * 3600);

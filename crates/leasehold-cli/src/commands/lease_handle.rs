@@ -21,8 +21,8 @@ use crate::{
     error::{CommandError, Result},
     exit, json,
     output::Line,
+    run_command::wait::held_by,
     variables::environment,
-    work::wait::held_by,
 };
 
 /// At most this many records are scanned for the end of one lease.

@@ -37,10 +37,10 @@ use crate::{
     exit,
     output::{Line, Output},
     redact,
+    run_command::{connect_retry::ConnectRetry, lock_request::WaitLimit},
     settings::{Level, Settings},
     shell,
     variables::{environment, mistyped},
-    work::{connect_retry::ConnectRetry, lock_request::WaitLimit},
 };
 
 /// Does what was typed; tells the exit code.

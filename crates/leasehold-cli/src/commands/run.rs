@@ -16,9 +16,7 @@ use crate::{
     error::{CommandError, Result},
     exit, json,
     output::Line,
-    settings::{Level, Settings},
-    variables::environment,
-    work::{
+    run_command::{
         environment::variables,
         hooks,
         identity::Labels,
@@ -30,6 +28,8 @@ use crate::{
         runs, supervisor_entry,
         wait::{self, Waited, Wanted},
     },
+    settings::{Level, Settings},
+    variables::environment,
 };
 
 /// Everything that was typed, checked before anything is touched.
