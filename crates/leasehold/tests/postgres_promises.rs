@@ -78,13 +78,13 @@ fn a_grant_commits_durably_and_what_promises_nothing_need_not() {
         ("ask('e', 'b')", "q off", "a place behind it"),
         ("lapse('e')", "t on", "it ends"),
         ("ask('e', 'c')", "q on", "a place behind one that is granted by this"),
-        ("ask_many(array['m1', 'm2'], 'a')", "gg on", "grants"),
-        ("ask_many(array['m1', 'm2'], 'b')", "qq off", "places"),
-        ("ask_many(array['m1', 'm3'], 'c')", "qg on", "a place and a grant"),
-        ("give_many(array['m1', 'm3'], 'c')", "lf off", "to nobody"),
-        ("ask_many(array['m0'], 'a')", "g on", "a grant"),
-        ("give_many(array['m0', 'm1'], 'a')", "ff on", "to nobody and a hand-off"),
-        ("give_many(array['m1'], 'b')", "f off", "to nobody"),
+        ("ask_all(array['m1', 'm2'], 'a')", "gg on", "grants"),
+        ("ask_all(array['m1', 'm2'], 'b')", "qq off", "places"),
+        ("ask_all(array['m1', 'm3'], 'c')", "qg on", "a place and a grant"),
+        ("give_all(array['m1', 'm3'], 'c')", "lf off", "to nobody"),
+        ("ask_all(array['m0'], 'a')", "g on", "a grant"),
+        ("give_all(array['m0', 'm1'], 'a')", "ff on", "to nobody and a hand-off"),
+        ("give_all(array['m1'], 'b')", "f off", "to nobody"),
     ];
     for (call, expected, what) in steps {
         assert_eq!(commits(&server, &format!("by_hand.{call}")), expected, "{what}: {call}");

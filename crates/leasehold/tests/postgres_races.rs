@@ -123,8 +123,8 @@ async fn first_asks_for_a_name_do_not_wait_for_each_other_in_a_circle() {
 /// Names that are free are taken by one statement, which has looked at them before.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_of_free_names_is_taken_whole_or_not_at_all() {
-    const ASK: &str = "select by_hand.ask_many('{n1,n2,n3,n4,n5}', 'all')";
-    const GIVE: &str = "select by_hand.give_many('{n1,n2,n3,n4,n5}', 'all')";
+    const ASK: &str = "select by_hand.ask_all('{n1,n2,n3,n4,n5}', 'all')";
+    const GIVE: &str = "select by_hand.give_all('{n1,n2,n3,n4,n5}', 'all')";
     const HELD: &str =
         "select count(*) from leasehold.resource where namespace = 'races' and name like 'n_' and id is not null";
     let server = patient();
@@ -176,14 +176,14 @@ async fn a_batch_of_free_names_is_taken_whole_or_not_at_all() {
     second.batch_execute(ended).await.unwrap();
     assert_eq!(one(&second, GIVE).await.unwrap(), "fnfff");
     // One that asks twice, and endings that not everybody records.
-    let twice = one(&second, "select by_hand.ask_many('{n1,n1,n2,n3,n4}', 'all')").await.unwrap();
+    let twice = one(&second, "select by_hand.ask_all('{n1,n1,n2,n3,n4}', 'all')").await.unwrap();
     assert_eq!(twice, "ggggg");
-    let failed = "select by_hand.give_many('{n1,n2,n3,n4}', 'all', 'p', 'failed')";
+    let failed = "select by_hand.give_all('{n1,n2,n3,n4}', 'all', 'p', 'failed')";
     assert_eq!(one(&second, failed).await.unwrap(), "ffff");
     let recorded = "select count(*) from leasehold.ended where namespace = 'races' and ending = 'failed'";
     assert_eq!(one(&second, recorded).await.unwrap(), "4");
-    assert_eq!(one(&second, "select by_hand.ask_many('{n1,n2,n3,n4}', 'all')").await.unwrap(), "gggg");
-    assert_eq!(one(&second, "select by_hand.give_many('{n1,n2,n3,n4}', 'all', 'p')").await.unwrap(), "ffff");
+    assert_eq!(one(&second, "select by_hand.ask_all('{n1,n2,n3,n4}', 'all')").await.unwrap(), "gggg");
+    assert_eq!(one(&second, "select by_hand.give_all('{n1,n2,n3,n4}', 'all', 'p')").await.unwrap(), "ffff");
 }
 
 /// The statements for a batch are planned once, while the table may be tiny.
@@ -192,13 +192,13 @@ async fn a_batch_looks_up_each_name_however_many_there_are() {
     let server = patient();
     let client = client(&server).await;
     for _ in 0..8 {
-        one(&client, "select by_hand.ask_many('{n1,n2,n3,n4}', 'all')").await.unwrap();
-        one(&client, "select by_hand.give_many('{n1,n2,n3,n4}', 'all')").await.unwrap();
+        one(&client, "select by_hand.ask_all('{n1,n2,n3,n4}', 'all')").await.unwrap();
+        one(&client, "select by_hand.give_all('{n1,n2,n3,n4}', 'all')").await.unwrap();
     }
     let many =
         "insert into leasehold.resource (namespace, name) select 'races', 'other' || n from generate_series(1, 5000) n";
     client.batch_execute(many).await.unwrap();
-    for call in ["by_hand.ask_many('{n1,n2,n3,n4}', 'all')", "by_hand.give_many('{n1,n2,n3,n4}', 'all')"] {
+    for call in ["by_hand.ask_all('{n1,n2,n3,n4}', 'all')", "by_hand.give_all('{n1,n2,n3,n4}', 'all')"] {
         client.batch_execute("begin").await.unwrap();
         one(&client, &format!("select {call}")).await.unwrap();
         let read = "select seq_tup_read + idx_tup_fetch from pg_stat_xact_user_tables where relname = 'resource'";
