@@ -205,8 +205,8 @@ impl Instance {
     ) -> Call {
         self.call(move |connection| async move {
             let mut filter = HistoryFilter::new(names(name, prefix)?).failures(failures).limit(limit);
-            filter.since = since.map(Timestamp::from_micros);
-            filter.until = until.map(Timestamp::from_micros);
+            filter.ended = since.map_or(Timestamp::MIN, Timestamp::from_micros)
+                ..until.map_or(Timestamp::MAX, Timestamp::from_micros);
             Ok(Value::Text(records::ended(&connection.open().await?.history(&filter).await?)))
         })
     }

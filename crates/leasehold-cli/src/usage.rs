@@ -12,15 +12,99 @@ use crate::{
     command_line::CommandLine,
     edit_distance::edit_distance,
     error::CommandError,
+    exit,
+    output::Output,
+    settings::{self, OutputStyle},
     variables::environment,
 };
+
+/// What Rust says of something that is no number.
+const NO_DIGIT: &str = "invalid digit found in string";
+const NO_TEXT: &str = "cannot parse integer from empty string";
+
+/// Help and version are answers; everything else is a usage error, in one line.
+pub(crate) fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
+    match error.kind() {
+        ErrorKind::DisplayHelp => {
+            let _reader_left = of_command(args).as_ref().unwrap_or(error).print();
+            return exit::OK;
+        }
+        ErrorKind::DisplayVersion => {
+            let _reader_left = error.print();
+            return exit::OK;
+        }
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand if args.len() <= 1 => {
+            // Nobody asked for it: a script that forgot its arguments must not read it as an answer.
+            let _reader_left = error.print();
+            return exit::USAGE;
+        }
+        _ => {}
+    }
+    let text = error.render().to_string();
+    let mut paragraphs = text.split("\n\n").map(|paragraph| {
+        let lines: Vec<&str> = paragraph.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        lines.join(" ")
+    });
+    let message = paragraphs.next().unwrap_or_default();
+    let message = message.strip_prefix("error: ").unwrap_or(&message);
+    let message = match message.strip_suffix(NO_DIGIT).or_else(|| message.strip_suffix(NO_TEXT)) {
+        Some(message) => format!("{message}write a number"),
+        None => message.to_owned(),
+    };
+    let line = CommandLine::read(args);
+    let tip = called_here(error, &line).or_else(|| paragraphs.find_map(|paragraph| tip(&paragraph)));
+    let tip = tip.or_else(|| similar_command(error));
+    let invalid = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(word)) if error.kind() == ErrorKind::UnknownArgument => word.as_str(),
+        _ => "",
+    };
+    // As for a flag that is found where the command to run should be.
+    let is_flag = invalid.strip_prefix('-').is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()));
+    let message = match line.command.as_deref() {
+        Some(command) if is_flag => format!("{command} has no option {invalid}"),
+        _ => message,
+    };
+    let is_number = invalid.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    let tip =
+        if is_number { Some(String::from("numbers and lengths of time have no sign: write 5s, not -5s")) } else { tip };
+    let help = match line.command.as_deref() {
+        Some("release" | "renew") if !invalid.is_empty() && !invalid.starts_with('-') => format!(
+            "a lease goes by its handle: --lease HANDLE, as `leasehold acquire` printed it; `{}` takes a lock away from \
+             whoever holds it",
+            line.to_paste(&environment, "evict NAME")
+        ),
+        Some("evict") if error.kind() == ErrorKind::MissingRequiredArgument && message.contains("--fence") => {
+            fence_hint(&line)
+        }
+        Some("check")
+            if error.kind() == ErrorKind::MissingRequiredArgument && message.contains("--succeeded-within") =>
+        {
+            check_hint(&line)
+        }
+        Some(command) => format!("see: leasehold {command} --help"),
+        None => String::from("see: leasehold --help"),
+    };
+    let failure = CommandError::usage(message).hint(tip.unwrap_or(help));
+    let json = args.iter().any(|word| word == "--json") || settings::wants_json(&environment);
+    let log = log_format(args).unwrap_or(if json { LogFormat::Json } else { LogFormat::Text });
+    let style = OutputStyle { json, log, ..OutputStyle::plain() };
+    Output::new(style).fail(&failure);
+    failure.code
+}
+
+/// Extracts the tip from a paragraph of clap's message. "use '-- --flag'" does not count, since what follows `--` is
+/// the command.
+fn tip(paragraph: &str) -> Option<String> {
+    let mut tips = paragraph.split("tip: ").map(str::trim).filter(|tip| !tip.is_empty());
+    tips.find(|tip| !tip.starts_with("to pass '")).filter(|_| paragraph.starts_with("tip: ")).map(str::to_owned)
+}
 
 /// All that is said about global options below the help of one command.
 const GLOBAL_OPTIONS: &str = "Global options: -b URL|PROFILE, --namespace NS, --config PATH, --json, --log-format FORMAT, \
                               -q, -v, --color WHEN, --connect-timeout D (see: leasehold --help)";
 
 /// The help that was asked for, with the global options in one line; `None` if it is that of the whole program.
-pub(crate) fn of_command(args: &[OsString]) -> Option<clap::Error> {
+fn of_command(args: &[OsString]) -> Option<clap::Error> {
     let folded = Cli::command().mut_args(|arg| if arg.is_global_set() { arg.hide(true) } else { arg }).mut_subcommands(
         |command| {
             let below = command.get_after_help().map(|text| format!("\n\n{text}")).unwrap_or_default();
@@ -43,7 +127,7 @@ const ELSEWHERE: [(&str, &str); 7] = [
 ];
 
 /// What a word of other programs is called here: a command, or the end of a holder that crashed.
-pub(crate) fn called_here(error: &clap::Error, line: &CommandLine) -> Option<String> {
+fn called_here(error: &clap::Error, line: &CommandLine) -> Option<String> {
     if let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidSubcommand) {
         let (_, ours) = ELSEWHERE.iter().find(|(theirs, _)| theirs == typed)?;
         return Some(format!("here this is: {}", line.to_paste(&environment, ours)));
@@ -56,7 +140,7 @@ pub(crate) fn called_here(error: &clap::Error, line: &CommandLine) -> Option<Str
 }
 
 /// What else `check NAME` may have meant.
-pub(crate) fn check_hint(line: &CommandLine) -> String {
+fn check_hint(line: &CommandLine) -> String {
     let name = line.name();
     let look = line.to_paste(&environment, &format!("inspect {name}"));
     let check = line.to_paste(&environment, &format!("check --succeeded-within 26h {name}"));
@@ -64,7 +148,7 @@ pub(crate) fn check_hint(line: &CommandLine) -> String {
 }
 
 /// The command that was meant, if one is a slip of the fingers away: clap misses letters that were swapped.
-pub(crate) fn similar_command(error: &clap::Error) -> Option<String> {
+fn similar_command(error: &clap::Error) -> Option<String> {
     let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidSubcommand) else { return None };
     let command = Cli::command();
     let names = command.get_subcommands().map(clap::Command::get_name);
@@ -86,12 +170,12 @@ pub(crate) fn name_first(args: &[OsString]) -> CommandError {
 }
 
 /// The command that shows the fence, where `evict` was not given one.
-pub(crate) fn fence_hint(line: &CommandLine) -> String {
+fn fence_hint(line: &CommandLine) -> String {
     format!("see the fence: {}", line.to_paste(&environment, &format!("inspect {}", line.name())))
 }
 
 /// The `--log-format` of a rejected command line.
-pub(crate) fn log_format(args: &[OsString]) -> Option<LogFormat> {
+fn log_format(args: &[OsString]) -> Option<LogFormat> {
     let mut words = args.iter().filter_map(|word| word.to_str()).take_while(|word| *word != "--");
     let value = words.find_map(|word| word.strip_prefix("--log-format"))?;
     LogFormat::from_str(value.strip_prefix('=').or_else(|| words.next())?, false).ok()

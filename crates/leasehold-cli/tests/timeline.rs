@@ -28,7 +28,7 @@ use crate::sandbox::{Ran, Running, Sandbox, is_alive, read_soon, state_of, until
 
 const ON_STAGE: &str = "LEASEHOLD_TEST_SCENE";
 
-/// Runs one of the scenes below in a process of its own.
+/// Runs one test in a process of its own.
 ///
 /// It makes its own sandbox within this one, so that nothing is left of it even if it is killed.
 fn play(sandbox: &Sandbox, scene: &str, variables: &[(&str, &str)]) -> Command {
@@ -44,12 +44,17 @@ fn is_on_stage() -> bool {
     env::var_os(ON_STAGE).is_some()
 }
 
-fn assert_plays(scene: &str) {
-    assert_played(&Ran::of(play(&Sandbox::new(), scene, &[])));
+/// Plays the scene of the test of this name in a process of its own, in which only that test runs.
+fn plays(test: &str, scene: impl AsyncFnOnce(Stage)) {
+    if is_on_stage() {
+        run(scene(Stage::set()));
+    } else {
+        assert_played(&Ran::of(play(&Sandbox::new(), test, &[])));
+    }
 }
 
 fn assert_played(ran: &Ran) {
-    assert!(ran.status.success(), "{}\n{}", ran.stdout, ran.stderr);
+    assert!(ran.status.success() && ran.stdout.contains("1 passed"), "{}\n{}", ran.stdout, ran.stderr);
 }
 
 /// Two processes in one: the first reaches the leases through a connection that can be cut.
@@ -61,10 +66,6 @@ struct Stage {
 }
 
 impl Stage {
-    fn set_if_on_stage() -> Option<Self> {
-        is_on_stage().then(Self::set)
-    }
-
     fn set() -> Self {
         let memory = MemoryBackend::private(Arc::new(SystemClock));
         let second = Leasehold::builder().open(Arc::new(memory.sibling())).unwrap();
@@ -219,12 +220,9 @@ fn a_cut_connection_kills_the_family_before_the_lock_passes_on() {
 }
 
 #[test]
-fn scene_of_a_connection_that_comes_back() {
-    let Some(stage) = Stage::set_if_on_stage() else { return };
-    let ttl = Duration::from_millis(1500);
-    let launch = stage.launch("sleep 2.5; exit 7");
-    let (ended, notices) = run(async {
-        let guard = stage.hold(ttl).await;
+fn a_connection_that_comes_back_in_time_costs_a_warning() {
+    plays("a_connection_that_comes_back_in_time_costs_a_warning", async |stage| {
+        let guard = stage.hold(Duration::from_millis(1500)).await;
         let lease = guard.lease().clone();
         let hiccup = async {
             tokio::time::sleep(Duration::from_millis(300)).await;
@@ -235,65 +233,46 @@ fn scene_of_a_connection_that_comes_back() {
             }
             stage.connection.heal();
         };
+        let launch = stage.launch("sleep 2.5; exit 7");
         let work = watch_over(&launch, &lease, Duration::from_millis(300));
-        let (ended_and_notices, ()) = tokio::join!(work, hiccup);
+        let ((ended, notices), ()) = tokio::join!(work, hiccup);
         guard.release().await.unwrap();
-        ended_and_notices
+        assert_eq!((ended.status, ended.cause), (Status::Exited(7), None));
+        assert_eq!(notices, ["started", "in doubt"], "reported once, and then it was well again");
     });
-    assert_eq!((ended.status, ended.cause), (Status::Exited(7), None));
-    assert_eq!(notices, ["started", "in doubt"], "reported once, and then it was well again");
-}
-
-#[test]
-fn a_connection_that_comes_back_in_time_costs_a_warning() {
-    assert_plays("scene_of_a_connection_that_comes_back");
-}
-
-#[test]
-fn scene_of_good_manners() {
-    let Some(stage) = Stage::set_if_on_stage() else { return };
-    let (ttl, kill_after) = (Duration::from_millis(1500), Duration::from_millis(400));
-    let said = stage.sandbox.path("said");
-    let launch =
-        stage.launch(&format!("trap 'echo TERM > {}; exit 3' TERM; while :; do sleep .01; done", said.display()));
-    let (ended, left) = run(async {
-        let guard = stage.hold(ttl).await;
-        stage.connection.cut();
-        let (ended, _) = watch_over(&launch, guard.lease(), kill_after).await;
-        let left = guard.remaining().unwrap();
-        std::mem::forget(guard);
-        (ended, left)
-    });
-    assert_eq!((ended.status, ended.cause), (Status::Exited(3), Some(Cause::Lost(Loss::RenewTimeout))));
-    assert_eq!(fs::read_to_string(said).unwrap(), "TERM\n");
-    assert!(
-        left > Duration::from_millis(200) && left <= kill_after + Duration::from_millis(100),
-        "TERM came {left:?} before the deadline"
-    );
 }
 
 #[test]
 fn one_that_listens_has_its_grace_before_the_deadline() {
-    assert_plays("scene_of_good_manners");
-}
-
-#[test]
-fn scene_of_a_healthy_lease() {
-    let Some(stage) = Stage::set_if_on_stage() else { return };
-    // Long enough that a busy machine renews in time.
-    let ttl = Duration::from_secs(3);
-    let launch = stage.launch("sleep 10; exit 4");
-    let (ended, notices) = run(async {
-        let guard = stage.hold(ttl).await;
-        watch_over(&launch, guard.lease(), Duration::from_millis(150)).await
+    plays("one_that_listens_has_its_grace_before_the_deadline", async |stage| {
+        let kill_after = Duration::from_millis(400);
+        let said = stage.sandbox.path("said");
+        let launch =
+            stage.launch(&format!("trap 'echo TERM > {}; exit 3' TERM; while :; do sleep .01; done", said.display()));
+        let guard = stage.hold(Duration::from_millis(1500)).await;
+        stage.connection.cut();
+        let (ended, _) = watch_over(&launch, guard.lease(), kill_after).await;
+        let left = guard.remaining().unwrap();
+        std::mem::forget(guard);
+        assert_eq!((ended.status, ended.cause), (Status::Exited(3), Some(Cause::Lost(Loss::RenewTimeout))));
+        assert_eq!(fs::read_to_string(said).unwrap(), "TERM\n");
+        assert!(
+            left > Duration::from_millis(200) && left <= kill_after + Duration::from_millis(100),
+            "TERM came {left:?} before the deadline"
+        );
     });
-    assert_eq!((ended.status, ended.cause), (Status::Exited(4), None));
-    assert_eq!(notices, ["started"], "a renewal always comes before TERM");
 }
 
 #[test]
 fn a_healthy_lease_outlives_many_ttls_in_silence() {
-    assert_plays("scene_of_a_healthy_lease");
+    plays("a_healthy_lease_outlives_many_ttls_in_silence", async |stage| {
+        // Long enough that a busy machine renews in time.
+        let guard = stage.hold(Duration::from_secs(3)).await;
+        let launch = stage.launch("sleep 10; exit 4");
+        let (ended, notices) = watch_over(&launch, guard.lease(), Duration::from_millis(150)).await;
+        assert_eq!((ended.status, ended.cause), (Status::Exited(4), None));
+        assert_eq!(notices, ["started"], "a renewal always comes before TERM");
+    });
 }
 
 /// Fails unless the command is not started, since the lease was lost so.
@@ -305,11 +284,10 @@ async fn is_not_started(launch: &Launch, lease: &Lease, ran: &Path, loss: Loss) 
 }
 
 #[test]
-fn scene_of_a_loss_before_the_start() {
-    let Some(stage) = Stage::set_if_on_stage() else { return };
-    let ran = stage.sandbox.path("ran");
-    let mut launch = stage.launch(&format!("touch {}", ran.display()));
-    run(async {
+fn a_command_is_not_started_under_a_lease_that_is_lost() {
+    plays("a_command_is_not_started_under_a_lease_that_is_lost", async |stage| {
+        let ran = stage.sandbox.path("ran");
+        let mut launch = stage.launch(&format!("touch {}", ran.display()));
         let guard = stage.first.mutex("x").acquire().await.unwrap();
         stage.second.evict(guard.resource(), guard.fence(), "too late").await.unwrap();
         guard.lease().lost().await;
@@ -324,13 +302,11 @@ fn scene_of_a_loss_before_the_start() {
 }
 
 #[test]
-fn a_command_is_not_started_under_a_lease_that_is_lost() {
-    assert_plays("scene_of_a_loss_before_the_start");
-}
-
-#[test]
 fn scene_of_a_long_stop() {
-    let Some(stage) = Stage::set_if_on_stage() else { return };
+    if !is_on_stage() {
+        return;
+    }
+    let stage = Stage::set();
     let (pid, ticks) = (env::var("PID_FILE").unwrap(), env::var("TICKS").unwrap());
     let ttl = Duration::from_secs(3);
     let launch = stage.launch(&format!("echo $$ > {pid}; while :; do printf . >> {ticks}; sleep .005; done"));

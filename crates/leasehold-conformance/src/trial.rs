@@ -118,4 +118,9 @@ impl TrialContext {
     pub(crate) async fn instance(&self) -> Arc<Instance> {
         Arc::new(Instance::new(self.fixture.instance().await))
     }
+
+    /// Opens two of them.
+    pub(crate) async fn two_instances(&self) -> (Arc<Instance>, Arc<Instance>) {
+        (self.instance().await, self.instance().await)
+    }
 }

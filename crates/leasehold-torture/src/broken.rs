@@ -21,7 +21,7 @@ const HOLD: Micros = millis(150);
 
 /// One acquisition by a broken client.
 pub(crate) async fn turn(shared: &WorkerState, dice: &mut Dice) {
-    match shared.client {
+    match shared.role.client {
         ClientKind::Ours | ClientKind::BrokenNoLock => no_lock(shared, dice).await,
         ClientKind::BrokenIgnoresLoss => ignores_loss(shared).await,
         ClientKind::BrokenFromReceipt => from_receipt(shared, dice).await,

@@ -2,12 +2,12 @@
 
 use std::{io, process::Command, thread, time::Duration};
 
-use leasehold::blocking::Leasehold;
+use leasehold::{backend::Liveness, blocking::Leasehold};
 use leasehold_testkit::Dice;
 
 use crate::{
     args::{BackendChoice, Fault, RunPlan},
-    check::{self, EndOfLease, Promises},
+    check::{self, Promises},
     faults::Faults,
     fleet::Fleet,
     history::Span,
@@ -59,8 +59,8 @@ pub(crate) fn run(plan: &RunPlan) -> io::Result<RunSummary> {
 
     fleet.history.run = Span { from: began, to: ended };
     let liveness = match plan.backend {
-        BackendChoice::File => EndOfLease::Process,
-        _ => EndOfLease::Ttl,
+        BackendChoice::File => Liveness::Process,
+        _ => Liveness::Ttl,
     };
     let reconnect = match plan.backend {
         BackendChoice::Memory | BackendChoice::File => 0,

@@ -37,8 +37,7 @@ pub(crate) struct Fleet {
     pub(crate) url: String,
     network: Option<Network>,
     folder: PathBuf,
-    client: ClientKind,
-    lanes: u32,
+    plan: RunPlan,
     slow_slot: Option<usize>,
     dice: Dice,
 }
@@ -61,22 +60,26 @@ struct LogReader {
     rest: Vec<u8>,
 }
 
+/// How many processes do the work of all workers: one where leases cannot be shared between processes.
+fn processes(plan: &RunPlan) -> u32 {
+    if plan.backend == BackendChoice::Memory { 1 } else { plan.workers }
+}
+
 impl Fleet {
     /// Starts the workers. `slow_disk` puts the first one on a slow disk.
     pub(crate) fn start(plan: &RunPlan, folder: PathBuf, slow_disk: bool, dice: Dice) -> io::Result<Self> {
         let network = Network::start(plan.backend);
-        let (url, processes, lanes) = match plan.backend {
-            BackendChoice::Memory => (String::from("memory:torture"), 1, plan.workers * LANES),
-            BackendChoice::File => (format!("file://{}", folder.join("locks").display()), plan.workers, LANES),
+        let url = match plan.backend {
+            BackendChoice::Memory => String::from("memory:torture"),
+            BackendChoice::File => format!("file://{}", folder.join("locks").display()),
             BackendChoice::Redis | BackendChoice::Redlock | BackendChoice::Sentinel | BackendChoice::Cluster => {
-                (network.as_ref().map(Network::url).unwrap_or_default(), plan.workers, LANES)
+                network.as_ref().map(Network::url).unwrap_or_default()
             }
         };
         let slow_slot = slow_disk.then_some(0);
         let history = RunHistory::default();
-        let mut fleet =
-            Self { slots: Vec::new(), history, url, network, folder, client: plan.client, lanes, slow_slot, dice };
-        for index in 0..processes as usize {
+        let mut fleet = Self { slots: Vec::new(), history, url, network, folder, plan: plan.clone(), slow_slot, dice };
+        for index in 0..processes(plan) as usize {
             let slot = fleet.spawn(index)?;
             fleet.slots.push(slot);
         }
@@ -89,6 +92,7 @@ impl Fleet {
         let path = self.folder.join(format!("{label}.ndjson"));
         let file = File::options().create(true).append(true).read(true).open(&path)?;
         let program = std::env::current_exe()?;
+        let lanes = self.plan.workers * LANES / processes(&self.plan);
         let slow = self.slow_slot == Some(index);
         let url = self.network.as_mut().map_or_else(|| self.url.clone(), |network| network.connect(index));
         let mut command = if slow { self.under_strace(&label) } else { Command::new(&program) };
@@ -96,8 +100,8 @@ impl Fleet {
             // strace complains there of threads that end while it delays them.
             command.arg(&program).stderr(Stdio::null());
         }
-        command.args(["worker", "--url", &url, "--label", &label, "--lanes", &self.lanes.to_string()]);
-        command.args(["--seed", &self.dice.below(u64::MAX).to_string(), "--client", &client_name(self.client)]);
+        command.args(["worker", "--url", &url, "--label", &label, "--lanes", &lanes.to_string()]);
+        command.args(["--seed", &self.dice.below(u64::MAX).to_string(), "--client", &client_name(self.plan.client)]);
         command.arg("--log").arg(&path).stdin(Stdio::piped()).stdout(Stdio::null());
         let process = command.spawn()?;
         self.history.lives.push(WorkerLife { label, slow, ..WorkerLife::default() });

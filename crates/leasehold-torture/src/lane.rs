@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use crate::{
-    args::ClientKind,
+    args::Role,
     event::{Log, LogEvent},
     instant::{Micros, millis, now},
     target::{LIMIT, LockMode, LockTarget, TARGETS, TTL},
@@ -36,8 +36,7 @@ const CHILD_SECONDS: u32 = 20;
 pub(crate) struct WorkerState {
     pub(crate) locks: Leasehold,
     pub(crate) log: Log,
-    pub(crate) client: ClientKind,
-    label: String,
+    pub(crate) role: Role,
     serial: AtomicU64,
     settling: watch::Sender<bool>,
     /// A fork that the next holder makes; true for a child that idles.
@@ -47,12 +46,11 @@ pub(crate) struct WorkerState {
 }
 
 impl WorkerState {
-    pub(crate) fn new(locks: Leasehold, log: Log, client: ClientKind, label: String) -> Self {
+    pub(crate) fn new(locks: Leasehold, log: Log, role: Role) -> Self {
         Self {
             locks,
             log,
-            client,
-            label,
+            role,
             serial: AtomicU64::new(0),
             settling: watch::Sender::new(false),
             fork_idle: Mutex::new(None),
@@ -77,7 +75,7 @@ impl WorkerState {
 
     /// Records an ask and gives it an id, which is also the holder that `list` shows.
     pub(crate) fn ask(&self, target: LockTarget) -> LockAttempt {
-        let id = format!("{}.{}", self.label, self.serial.fetch_add(1, Ordering::Relaxed));
+        let id = format!("{}.{}", self.role.label, self.serial.fetch_add(1, Ordering::Relaxed));
         let (units, capacity) = (target.mode.units(), target.mode.capacity());
         self.log.write(LogEvent::Asked { id: id.clone(), name: target.name.to_owned(), units, capacity });
         LockAttempt { id, target }

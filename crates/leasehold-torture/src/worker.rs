@@ -34,8 +34,8 @@ pub(crate) fn run(role: &Role) -> io::Result<()> {
 async fn work(role: &Role) -> io::Result<()> {
     let log = Log::open(&role.log)?;
     let locks = connect(&role.url).await.map_err(io::Error::other)?;
-    let shared = Arc::new(WorkerState::new(locks, log, role.client, role.label.clone()));
-    let mut tasks = start_tasks(&shared, role);
+    let shared = Arc::new(WorkerState::new(locks, log, role.clone()));
+    let mut tasks = start_tasks(&shared);
     let mut commands = read_commands();
     while let Some(command) = commands.recv().await {
         match command.as_str() {
@@ -74,10 +74,10 @@ async fn connect(url: &str) -> Result<Leasehold, leasehold::Error> {
     }
 }
 
-fn start_tasks(shared: &Arc<WorkerState>, role: &Role) -> JoinSet<()> {
+fn start_tasks(shared: &Arc<WorkerState>) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
-    let mut dice = Dice::new(role.seed);
-    for _ in 0..role.lanes {
+    let mut dice = Dice::new(shared.role.seed);
+    for _ in 0..shared.role.lanes {
         let (shared, dice) = (Arc::clone(shared), dice.split());
         tasks.spawn(async move { take_turns(&shared, dice).await });
     }
@@ -121,7 +121,7 @@ fn read_commands() -> mpsc::UnboundedReceiver<String> {
 async fn take_turns(shared: &WorkerState, mut dice: Dice) {
     let turns = async {
         loop {
-            if shared.client == ClientKind::Ours {
+            if shared.role.client == ClientKind::Ours {
                 lane::turn(shared, &mut dice).await;
             } else {
                 broken::turn(shared, &mut dice).await;

@@ -4,17 +4,10 @@
 //! instance whose clock is late may find it free again, so the one who runs also notes *for when*, under
 //! the lock: the lock keeps two runs apart, the note keeps the second from happening.
 
-use std::{
-    env,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
-    time::Duration,
-};
+use std::{env, sync::Arc, time::Duration};
 
 use leasehold::{Leasehold, Result};
-use tokio::task::JoinSet;
+use tokio::{sync::Mutex, task::JoinSet};
 
 const TONIGHT: u32 = 20_260_314;
 
@@ -25,14 +18,15 @@ enum Tick {
     AlreadyDone,
 }
 
-async fn tick(instance: &Leasehold, last_run: &AtomicU32) -> Result<Tick> {
+async fn tick(instance: &Leasehold, last_run: &Mutex<Option<u32>>) -> Result<Tick> {
     let lock = instance.mutex("cron:nightly-cleanup");
     let tick = lock.try_with(async |_lease| {
-        if last_run.load(Ordering::SeqCst) == TONIGHT {
+        let mut last_run = last_run.lock().await;
+        if *last_run == Some(TONIGHT) {
             return Ok(Tick::AlreadyDone);
         }
         tokio::time::sleep(Duration::from_millis(100)).await; // … clean up …
-        last_run.store(TONIGHT, Ordering::SeqCst);
+        *last_run = Some(TONIGHT);
         Ok(Tick::Ran)
     });
     Ok(tick.await?.unwrap_or(Tick::Busy))
@@ -41,7 +35,7 @@ async fn tick(instance: &Leasehold, last_run: &AtomicU32) -> Result<Tick> {
 #[tokio::main]
 pub(crate) async fn main() -> Result<()> {
     let url = env::var("LEASEHOLD_URL").unwrap_or_else(|_| String::from("memory:"));
-    let last_run = Arc::new(AtomicU32::new(0)); // stands for a row in the database
+    let last_run = Arc::new(Mutex::new(None)); // stands for a row in the database
 
     let mut instances = JoinSet::new();
     for lateness in [0, 5, 10, 50, 200] {

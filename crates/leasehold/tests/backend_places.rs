@@ -100,7 +100,7 @@ fn adding_a_backend_touches_the_places_that_contributing_lists() {
                 // The suite compares the others with it.
                 ("crates/leasehold-conformance/Cargo.toml", "memory"),
                 // Its test has the backend fail.
-                ("crates/leasehold-cli/src/work/lock_request.rs", "memory"),
+                ("crates/leasehold-cli/src/run_command/lock_request.rs", "memory"),
                 ("crates/leasehold-cli/src/settings.rs", "file"),
                 ("crates/leasehold-cli/src/commands/mod.rs", "file"),
                 ("crates/leasehold-cli/src/commands/init.rs", "file"),

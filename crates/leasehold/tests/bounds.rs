@@ -16,8 +16,8 @@ use leasehold::{
     lease::{
         Busy, Claim, EndedLease, Ending, Event, EventKind, Evicted, Family, Fence, Grant, HeldBy, HistoryFilter,
         HistoryPage, Holder, LeaseHandle, LeaseId, LeaseKey, LeasePage, LeaseRecord, LeaseState, ListFilter, Mode,
-        Moment, Names, Outcome, Problem, QueuePosition, Released, Resource, RunRecord, RunReport, Shape, Standing,
-        Timestamp, Ttl,
+        Moment, Names, Outcome, Problem, QueuePosition, Released, Resource, RunRecord, RunReport, Shape, SkippedRun,
+        Standing, Timestamp, Ttl,
     },
 };
 
@@ -86,6 +86,7 @@ assert_send_and_sync!(
     Resource,
     RunRecord,
     RunReport,
+    SkippedRun,
     Shape,
     Standing,
     Timestamp,

@@ -9,13 +9,17 @@ use std::{fs, sync::Arc, thread, time::Duration};
 use leasehold::{
     Attempt, ErrorKind, Holder, Leasehold, Resource, Ttl,
     backend::{Backend, Decision, Hint, Inspect, Renewal, Request},
-    backends::postgres::{PostgresBackend, PostgresOptions},
+    backends::postgres::{ClientConfig, PostgresBackend, PostgresOptions},
     blocking,
     clock::SystemClock,
     lease::{Claim, LeaseId, LeaseKey, LeaseState, ListFilter, Names, Outcome, Released, Standing},
 };
 use leasehold_testkit::{Flow, Proxy, postgres::Postgres};
 use postgres_schema::install_schema;
+use rustls::{
+    RootCertStore,
+    pki_types::{CertificateDer, pem::PemObject},
+};
 
 fn options(url: &str, namespace: &str) -> PostgresOptions {
     PostgresOptions::from_url(url, namespace, Arc::new(SystemClock), Duration::from_secs(10)).unwrap()
@@ -227,6 +231,20 @@ fn a_server_that_encrypts_is_verified_as_the_url_asks() {
     }
     let error = blocking::wait(Leasehold::connect(&format!("{by_name}?sslrootcert=/nowhere"))).unwrap_err();
     assert!(error.kind() == ErrorKind::InvalidConfig && error.to_string().contains("/nowhere"), "{error}");
+}
+
+#[test]
+fn a_tls_configuration_of_the_program_decides_whom_to_trust() {
+    let server = Postgres::start_encrypted();
+    install_schema(&server.url(), None).unwrap();
+    let url = server.url().replace("127.0.0.1", "localhost");
+    for (authority, is_trusted) in [("ca.crt", true), ("other.crt", false)] {
+        let mut trusted = RootCertStore::empty();
+        trusted.add(CertificateDer::from_pem_file(server.path(authority)).unwrap()).unwrap();
+        let tls = ClientConfig::builder().with_root_certificates(trusted).with_no_client_auth();
+        let opened = blocking::wait(PostgresBackend::open(options(&url, "default").tls_config(Arc::new(tls))));
+        assert_eq!(opened.is_ok(), is_trusted, "{authority}: {:?}", opened.err());
+    }
 }
 
 /// Someone who guards a transaction may take long; what it relies on is renewed all the while.

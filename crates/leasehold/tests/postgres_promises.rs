@@ -15,7 +15,7 @@ use leasehold_testkit::{
     postgres::{Postgres, Stop},
     until,
 };
-use postgres_schema::server_with_schema;
+use postgres_schema::{many_by_hand, server_with_schema};
 use shared::hold_at_last;
 
 const TTL: Duration = Duration::from_secs(6);
@@ -31,20 +31,6 @@ $$;
 create function by_hand.give(p_name text, p_label text) returns "char" language sql volatile as $$
   select verdict from leasehold.release_one('default', null, 'a', p_name, md5(p_label)::uuid, 'released', null, null)
 $$;
-create function by_hand.ask_many(p_names text[], p_label text) returns text language sql volatile as $$
-  select string_agg(verdict::text, '' order by at) from leasehold.acquire_many('default', null, null, 'a', p_names,
-    array(select md5(p_label)::uuid from unnest(p_names)), array(select 'x'::"char" from unnest(p_names)),
-    array(select 2147483647 from unnest(p_names)), array(select 2147483647 from unnest(p_names)),
-    array(select 600000000::bigint from unnest(p_names)), array(select null::int from unnest(p_names)),
-    array(select false from unnest(p_names)), array(select p_label from unnest(p_names)),
-    array(select null::text from unnest(p_names)), array(select '{}'::jsonb from unnest(p_names)),
-    array(select null::bigint from unnest(p_names)))
-$$;
-create function by_hand.give_many(p_names text[], p_label text) returns text language sql volatile as $$
-  select string_agg(verdict::text, '' order by at) from leasehold.release_many('default', null, 'a', p_names,
-    array(select md5(p_label)::uuid from unnest(p_names)), array(select 'released' from unnest(p_names)),
-    array(select null::text from unnest(p_names)), array(select null::text from unnest(p_names)))
-$$;
 create function by_hand.renew(p_name text, p_label text) returns bigint language sql volatile as $$
   select count(*) from leasehold.renew_many('default', null, '{}', array[p_name], array[md5(p_label)::uuid], array[600000000]::bigint[])
 $$;
@@ -56,6 +42,7 @@ $$;
 fn prepared(settings: &[&str]) -> Postgres {
     let server = server_with_schema(settings);
     server.psql(BY_HAND);
+    server.psql(&many_by_hand("default"));
     server
 }
 
@@ -91,13 +78,13 @@ fn a_grant_commits_durably_and_what_promises_nothing_need_not() {
         ("ask('e', 'b')", "q off", "a place behind it"),
         ("lapse('e')", "t on", "it ends"),
         ("ask('e', 'c')", "q on", "a place behind one that is granted by this"),
-        ("ask_many(array['m1', 'm2'], 'a')", "gg on", "grants"),
-        ("ask_many(array['m1', 'm2'], 'b')", "qq off", "places"),
-        ("ask_many(array['m1', 'm3'], 'c')", "qg on", "a place and a grant"),
-        ("give_many(array['m1', 'm3'], 'c')", "lf off", "to nobody"),
-        ("ask_many(array['m0'], 'a')", "g on", "a grant"),
-        ("give_many(array['m0', 'm1'], 'a')", "ff on", "to nobody and a hand-off"),
-        ("give_many(array['m1'], 'b')", "f off", "to nobody"),
+        ("ask_all(array['m1', 'm2'], 'a')", "gg on", "grants"),
+        ("ask_all(array['m1', 'm2'], 'b')", "qq off", "places"),
+        ("ask_all(array['m1', 'm3'], 'c')", "qg on", "a place and a grant"),
+        ("give_all(array['m1', 'm3'], 'c')", "lf off", "to nobody"),
+        ("ask_all(array['m0'], 'a')", "g on", "a grant"),
+        ("give_all(array['m0', 'm1'], 'a')", "ff on", "to nobody and a hand-off"),
+        ("give_all(array['m1'], 'b')", "f off", "to nobody"),
     ];
     for (call, expected, what) in steps {
         assert_eq!(commits(&server, &format!("by_hand.{call}")), expected, "{what}: {call}");

@@ -15,7 +15,7 @@ use leasehold::{
     lease::{Claim, LeaseId, LeaseKey, Outcome, Released},
 };
 use leasehold_testkit::{Flow, Proxy, postgres::Postgres, until};
-use postgres_schema::install_schema;
+use postgres_schema::{install_schema, many_by_hand};
 use tokio::{
     runtime::Handle,
     task::{JoinHandle, JoinSet},
@@ -43,28 +43,14 @@ returns setof leasehold.answer language sql volatile as $$
     array[null]::bigint[], array[p_mode], array[case when p_mode is null then null else 1 end],
     array[case when p_mode is null then null else 2147483647 end], array[p_metadata])
 $$;
-create or replace function by_hand.ask_all(p_names text[], p_label text) returns text language sql volatile as $$
-  select string_agg(verdict::text, '' order by at) from leasehold.acquire_many('races', null, null, 'a', p_names,
-    array(select md5(p_label || n)::uuid from unnest(p_names) n), array(select 'x'::"char" from unnest(p_names)),
-    array(select 2147483647 from unnest(p_names)), array(select 2147483647 from unnest(p_names)),
-    array(select 30000000::bigint from unnest(p_names)), array(select null::int from unnest(p_names)),
-    array(select false from unnest(p_names)), array(select p_label from unnest(p_names)),
-    array(select null::text from unnest(p_names)), array(select '{}'::jsonb from unnest(p_names)),
-    array(select null::bigint from unnest(p_names)))
-$$;
-create or replace function by_hand.give_all(p_names text[], p_label text, p_history "char" default 'a', p_ending text default 'released')
-returns text language sql volatile as $$
-  select string_agg(verdict::text, '' order by at) from leasehold.release_many('races', null, p_history, p_names,
-    array(select md5(p_label || n)::uuid from unnest(p_names) n), array(select p_ending from unnest(p_names)),
-    array(select null::text from unnest(p_names)), array(select null::text from unnest(p_names)))
-$$;
 "#;
 
 fn installed() -> Arc<Postgres> {
     let server = Postgres::shared();
     install_schema(&server.url(), None).unwrap();
     // Tests of the same server do this one after the other.
-    server.psql(&format!("begin; select pg_advisory_xact_lock(7); {BY_HAND} commit"));
+    let many = many_by_hand("races");
+    server.psql(&format!("begin; select pg_advisory_xact_lock(7); {BY_HAND} {many} commit"));
     server
 }
 
@@ -73,6 +59,7 @@ fn patient() -> Postgres {
     let server = Postgres::start();
     install_schema(&server.url(), None).unwrap();
     server.psql(BY_HAND);
+    server.psql(&many_by_hand("races"));
     server.psql(
         "do $$ declare f regprocedure; begin
            for f in select oid from pg_proc
@@ -183,8 +170,8 @@ async fn a_batch_of_free_names_is_taken_whole_or_not_at_all() {
     assert_eq!(one(&second, GIVE).await.unwrap(), "fffff");
     // So does the way back for a lease that has ended, which nobody noticed yet.
     assert_eq!(one(&second, ASK).await.unwrap(), "ggggg");
-    let ended = "update leasehold.resource set acquired_at = acquired_at - interval '1 min', asked_at = null, \
-                 renewed_at = renewed_at - interval '1 min', expires_at = expires_at - interval '1 min' \
+    let ended = "update leasehold.resource set acquired_at = acquired_at - interval '1 hour', asked_at = null, \
+                 renewed_at = renewed_at - interval '1 hour', expires_at = expires_at - interval '1 hour' \
                  where namespace = 'races' and name = 'n2'";
     second.batch_execute(ended).await.unwrap();
     assert_eq!(one(&second, GIVE).await.unwrap(), "fnfff");

@@ -12,7 +12,7 @@ use std::{
 
 use leasehold::{
     ErrorKind, Holder, Leasehold, Resource, Ttl,
-    backend::{Backend, Decision, Finding, Hint, Inspect, Lifetime, Patience, Renewal, Request, Severity},
+    backend::{Backend, Decision, Finding, Hint, Hints, Inspect, Lifetime, Patience, Renewal, Request, Severity},
     backends::{
         memory::MemoryBackend,
         redlock::{RedlockBackend, RedlockNode, RedlockOptions},
@@ -78,13 +78,24 @@ impl Nodes {
         (quorum, links, clock)
     }
 
-    /// Another lease at each node but the first two, which are too few to grant one.
-    async fn others_that_hold(&self, name: &str) -> Vec<LeaseKey> {
-        let requests: Vec<Request> = self.memories.iter().map(|_| attempt(name)).collect();
-        for (memory, request) in self.memories.iter().zip(&requests).skip(2) {
-            memory.acquire(request).await.unwrap();
+    /// A request that queues: nodes 0 and 1 grant it, which is too few, and each other node has another lease. The first
+    /// releases at these links are lost. Returns the hints that follow, the other leases and the request.
+    async fn queued_behind_others(
+        &self,
+        quorum: &RedlockBackend,
+        lose_releases: &[Arc<Faulty>],
+    ) -> (Hints, Vec<LeaseKey>, Request) {
+        let hints = quorum.hints();
+        let others: Vec<Request> = self.memories.iter().map(|_| attempt("x")).collect();
+        for (memory, other) in self.memories.iter().zip(&others).skip(2) {
+            memory.acquire(other).await.unwrap();
         }
-        requests.into_iter().map(|request| request.key).collect()
+        for link in lose_releases {
+            link.drop_requests_of(BackendCall::Release, 1);
+        }
+        let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
+        assert!(matches!(quorum.acquire(&request).await.unwrap().value, Decision::Queued(_)));
+        (hints, others.into_iter().map(|other| other.key).collect(), request)
     }
 
     /// How many leases and positions each node has, besides the one by which all agree on `longest_ttl`.
@@ -290,12 +301,8 @@ async fn a_waiter_at_the_head_gets_what_another_held_elsewhere() {
 async fn a_node_where_a_release_is_unanswered_does_not_count() {
     let nodes = Nodes::new(5);
     let (quorum, links) = nodes.client();
-    let mut hints = quorum.hints();
-    let others = nodes.others_that_hold("x").await;
-    // Nodes 0 and 1 grant it, which is too few. What is sent to give node 1 back is still on its way.
-    links[1].drop_requests_of(BackendCall::Release, 1);
-    let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
-    assert!(matches!(quorum.acquire(&request).await.unwrap().value, Decision::Queued(_)));
+    // What is sent to give node 1 back is still on its way.
+    let (mut hints, others, request) = nodes.queued_behind_others(&quorum, &links[1..2]).await;
     assert!(links[1].count(BackendCall::Release) > 0);
 
     nodes.memories[2].release(&others[2], &Outcome::Completed).await.unwrap();
@@ -315,13 +322,7 @@ async fn a_node_where_a_release_is_unanswered_does_not_count() {
 async fn a_waiter_starts_over_if_too_few_nodes_count_for_it() {
     let nodes = Nodes::new(5);
     let (quorum, links) = nodes.client();
-    let mut hints = quorum.hints();
-    let others = nodes.others_that_hold("x").await;
-    for link in &links[1..4] {
-        link.drop_requests_of(BackendCall::Release, 1);
-    }
-    let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
-    assert!(matches!(quorum.acquire(&request).await.unwrap().value, Decision::Queued(_)));
+    let (mut hints, others, request) = nodes.queued_behind_others(&quorum, &links[1..4]).await;
     for at in [2, 3] {
         nodes.memories[at].release(&others[at], &Outcome::Completed).await.unwrap();
         let given_back = async {

@@ -47,7 +47,9 @@ const SHARED: &[(&str, usize, &str)] = &[
 struct Definitions {
     names: Vec<String>,
     test_modules: BTreeSet<String>,
-    /// Whether a macro defines a type whose name is a parameter: such a name cannot be found.
+    /// Parameters of macros that a call writes behind `struct` or the like, where the name is found.
+    named_in_calls: BTreeSet<String>,
+    /// Whether a macro defines a type whose name is another parameter: such a name cannot be found.
     has_name_by_parameter: bool,
 }
 
@@ -62,7 +64,9 @@ impl Definitions {
                 let is_pattern = after.punct().is_some_and(|(mark, next)| {
                     mark.as_char() == '=' && next.punct().is_some_and(|(mark, _)| mark.as_char() == '>')
                 });
-                if !is_pattern {
+                if is_pattern {
+                    self.named_in_calls.extend(named_parameters(inside));
+                } else {
                     self.find_in_macro(inside, in_impl || impl_follows);
                 }
                 rest = after;
@@ -80,8 +84,8 @@ impl Definitions {
                 if let Some((name, after)) = rest.ident() {
                     self.names.push(name.to_string());
                     rest = after;
-                } else if rest.punct().is_some_and(|(mark, _)| mark.as_char() == '$') {
-                    self.has_name_by_parameter = true;
+                } else if let Some(parameter) = parameter(rest) {
+                    self.has_name_by_parameter |= !self.named_in_calls.contains(&parameter);
                 }
             } else if let Some((_, after)) = rest.token_tree() {
                 rest = after;
@@ -90,6 +94,25 @@ impl Definitions {
             }
         }
     }
+}
+
+/// The name of the parameter, if one stands here.
+fn parameter(here: Cursor<'_>) -> Option<String> {
+    let (_, name) = here.punct().filter(|(mark, _)| mark.as_char() == '$')?;
+    name.ident().map(|(name, _)| name.to_string())
+}
+
+/// The parameters behind `struct`, `enum`, `trait` or `type` in the pattern of a rule.
+fn named_parameters(mut pattern: Cursor<'_>) -> Vec<String> {
+    let mut names = Vec::new();
+    while let Some((_, after)) = pattern.token_tree() {
+        if pattern.ident().is_some_and(|(word, _)| ["struct", "enum", "trait", "type"].iter().any(|kind| word == kind))
+        {
+            names.extend(parameter(after));
+        }
+        pattern = after;
+    }
+    names
 }
 
 fn is_for_tests(attribute: &Attribute) -> bool {
@@ -191,4 +214,6 @@ fn definitions_are_found_in_macros_too() {
     assert_eq!(found.names, ["A", "B", "C", "D", "E", "F"]);
     assert!(!found.has_name_by_parameter);
     assert!(definitions("macro_rules! types { ($name:ident) => { struct $name; }; }").has_name_by_parameter);
+    let found = definitions("macro_rules! types { (struct $name:ident) => { struct $name; }; } types! { struct A }");
+    assert!(found.names == ["A"] && !found.has_name_by_parameter, "{:?}", found.names);
 }

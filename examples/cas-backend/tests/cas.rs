@@ -1,16 +1,13 @@
 //! The suite on a backend from outside, and its URL.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, Ordering},
-};
+use std::sync::Arc;
 
 use leasehold::{
     ErrorKind, Leasehold,
     backend::{Backend, OpenOptions},
     backends,
     clock::Clock,
-    lease::{HistoryFilter, Names},
+    lease::{HistoryFilter, LeaseId, Names},
 };
 use leasehold_conformance::{Fixture, check};
 
@@ -22,8 +19,7 @@ struct BucketFixture {
 }
 
 async fn new_bucket(clock: Arc<dyn Clock>) -> BucketFixture {
-    static BUCKETS: AtomicU32 = AtomicU32::new(0);
-    let url = format!("cas:bucket-{}", BUCKETS.fetch_add(1, Ordering::Relaxed));
+    let url = format!("cas:{}", LeaseId::random());
     let mut options = OpenOptions::new();
     options.clock = clock;
     let open = cas_backend::open(&url, &options).await.expect("a bucket can always be made");

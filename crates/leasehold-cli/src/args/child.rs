@@ -53,6 +53,9 @@ pub(crate) struct ChildArgs {
     /// file: only: if leasehold is killed, free the lock at once, without waiting until the command is dead, too
     #[arg(help_heading = "Command", long)]
     pub(crate) no_inherit: bool,
+    /// Show the command's arguments, not only its name; they may hold secrets
+    #[arg(help_heading = "Shown to others", long)]
+    pub(crate) show_args: bool,
 }
 
 impl ChildArgs {

@@ -28,9 +28,13 @@ pub(crate) struct AskArgs {
     /// Give up after this long; 0 is the same as -n [default: wait for ever]
     #[arg(short, long, alias = "timeout", value_name = "D", value_parser = duration::parse, conflicts_with = "nonblock")]
     pub(crate) wait: Option<Duration>,
+    /// Exit code when the lock is not acquired. With 0, `run` prints nothing unless on a terminal or with -v; `acquire`
+    /// refuses 0, since a script would go on without the lock
+    #[arg(short = 'E', long, value_name = "N", default_value_t = crate::exit::NOT_ACQUIRED)]
+    pub(crate) conflict_exit_code: u8,
 }
 
-/// What others see.
+/// What others see of a lease.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ShownArgs {
     /// Who holds it [default: user@host:pid:random]
@@ -40,18 +44,15 @@ pub(crate) struct ShownArgs {
     pub(crate) notes: NoteArgs,
 }
 
-/// What others see of the work.
+/// What others see of the work under a lease.
 #[derive(Debug, clap::Args)]
 pub(crate) struct NoteArgs {
-    /// One line for people [default: the command's name]
+    /// One line for people [default: the name of the command, or of the process of --while-pid]
     #[arg(help_heading = "Shown to others", long, value_name = "TEXT")]
     pub(crate) note: Option<String>,
     /// More for programs: KEY=VALUE, or a JSON object; may be repeated
     #[arg(help_heading = "Shown to others", long, value_name = "K=V")]
     pub(crate) meta: Vec<String>,
-    /// Show the command's arguments, not only its name; they may hold secrets
-    #[arg(help_heading = "Shown to others", long)]
-    pub(crate) show_args: bool,
 }
 
 /// Take a lock that outlives this command, and print the handle of its lease.
@@ -81,21 +82,11 @@ pub(crate) struct AcquireArgs {
     pub(crate) on_lost: OnLost,
     #[command(flatten)]
     pub(crate) ask: AskArgs,
-    /// Exit code when the lock is not acquired; 0 is refused, since a script would go on without the lock
-    #[arg(short = 'E', long, value_name = "N", default_value_t = crate::exit::NOT_ACQUIRED)]
-    pub(crate) conflict_exit_code: u8,
     /// Write the handle to this file (mode 0600) instead of printing it
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub(crate) lease_file: Option<PathBuf>,
-    /// Who holds it [default: user@host:pid:random]
-    #[arg(long, value_name = "ID", help_heading = "Shown to others")]
-    pub(crate) holder: Option<String>,
-    /// One line for people
-    #[arg(long, value_name = "TEXT", help_heading = "Shown to others")]
-    pub(crate) note: Option<String>,
-    /// More for programs: KEY=VALUE, or a JSON object; may be repeated
-    #[arg(long, value_name = "K=V", help_heading = "Shown to others")]
-    pub(crate) meta: Vec<String>,
+    #[command(flatten)]
+    pub(crate) shown: ShownArgs,
 }
 
 /// Which lease.

@@ -4,11 +4,15 @@
 
 mod child;
 mod elect;
+mod evict;
+mod history;
 mod init;
 mod inspect;
 mod lease;
+mod list;
 mod run;
 mod self_commands;
+mod watch;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -17,11 +21,15 @@ use clap::{Parser, Subcommand, ValueEnum, ValueHint};
 pub(crate) use self::{
     child::ChildArgs,
     elect::ElectArgs,
+    evict::EvictArgs,
+    history::{HistoryArgs, When},
     init::InitArgs,
-    inspect::{EventArg, EvictArgs, HistoryArgs, InspectArgs, ListArgs, SortBy, WatchArgs, When},
+    inspect::InspectArgs,
     lease::{AcquireArgs, AskArgs, CheckArgs, LeaseArgs, NoteArgs, RenewArgs, ShownArgs},
+    list::{ListArgs, SortBy},
     run::{FlockArgs, HookArgs, RunArgs},
     self_commands::{CompletionsArgs, ManArgs, SchemaArgs, Shell, VersionArgs},
+    watch::{EventArg, WatchArgs},
 };
 use crate::duration;
 
@@ -41,7 +49,7 @@ use crate::duration;
 )]
 pub(crate) struct Cli {
     /// Flags of every command.
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Global options")]
     pub(crate) global: Global,
     /// What to do.
     #[command(subcommand)]
@@ -52,47 +60,32 @@ pub(crate) struct Cli {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Global {
     /// Where locks live: a URL, or a profile of the config file [env: LEASEHOLD_URL] [default: file:]
-    #[arg(short, long, value_name = "URL|PROFILE", global = true, help_heading = "Global options", value_hint = ValueHint::Url)]
+    #[arg(short, long, value_name = "URL|PROFILE", global = true, value_hint = ValueHint::Url)]
     pub(crate) backend: Option<String>,
     /// The config file [env: LEASEHOLD_CONFIG]
-    #[arg(long, value_name = "PATH", global = true, help_heading = "Global options", value_hint = ValueHint::FilePath)]
+    #[arg(long, value_name = "PATH", global = true, value_hint = ValueHint::FilePath)]
     pub(crate) config: Option<PathBuf>,
     /// Separates applications on one backend [env: LEASEHOLD_NAMESPACE] [default: default]
-    #[arg(long, value_name = "NS", global = true, help_heading = "Global options")]
+    #[arg(long, value_name = "NS", global = true)]
     pub(crate) namespace: Option<String>,
     /// Machine output [env: LEASEHOLD_JSON=1]
-    #[arg(long, global = true, help_heading = "Global options")]
+    #[arg(long, global = true)]
     pub(crate) json: bool,
     /// How standard error is written: text, logfmt or json [default: text; json with --json]
-    #[arg(
-        long,
-        value_enum,
-        hide_possible_values = true,
-        value_name = "FORMAT",
-        global = true,
-        help_heading = "Global options"
-    )]
+    #[arg(long, value_enum, hide_possible_values = true, value_name = "FORMAT", global = true)]
     pub(crate) log_format: Option<LogFormat>,
     /// Errors only [env: LEASEHOLD_LOG=quiet]
-    #[arg(short, long, global = true, help_heading = "Global options", conflicts_with = "verbose")]
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
     /// Say what happens and how long it takes; -vv: everything [env: LEASEHOLD_LOG=info|debug]
-    #[arg(short, long, action = clap::ArgAction::Count, global = true, help_heading = "Global options")]
+    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     pub(crate) verbose: u8,
     /// Colours: auto, always or never [env: NO_COLOR, CLICOLOR_FORCE]
-    #[arg(
-        long,
-        value_enum,
-        hide_possible_values = true,
-        default_value = "auto",
-        value_name = "WHEN",
-        global = true,
-        help_heading = "Global options"
-    )]
+    #[arg(long, value_enum, hide_possible_values = true, default_value = "auto", value_name = "WHEN", global = true)]
     pub(crate) color: Color,
     /// How long to try to reach the backend, but never longer than -w [default: 10s; 3s with -n and for read-only
     /// commands]
-    #[arg(long, value_parser = duration::parse, value_name = "D", global = true, help_heading = "Global options")]
+    #[arg(long, value_parser = duration::parse, value_name = "D", global = true)]
     pub(crate) connect_timeout: Option<Duration>,
 }
 
@@ -218,7 +211,7 @@ pub(crate) mod tests {
         };
         assert!(run.ask.shared && !run.ask.nonblock);
         assert_eq!(run.ask.wait, Some(Duration::from_millis(200)));
-        assert_eq!(run.conflict_exit_code, 0);
+        assert_eq!(run.ask.conflict_exit_code, 0);
         assert_eq!(run.child.shell.as_deref(), Some(std::ffi::OsStr::new("echo hi")));
     }
 }

@@ -31,9 +31,6 @@ pub(crate) struct RunArgs {
 
     #[command(flatten)]
     pub(crate) ask: AskArgs,
-    /// Exit code when the lock is not acquired; with 0, nothing is printed unless on a terminal or with -v
-    #[arg(short = 'E', long, value_name = "N", default_value_t = crate::exit::NOT_ACQUIRED)]
-    pub(crate) conflict_exit_code: u8,
     /// Length of the lease; it is renewed every third of it [default: 30s]
     #[arg(long, value_name = "D", value_parser = duration::parse)]
     pub(crate) ttl: Option<Duration>,

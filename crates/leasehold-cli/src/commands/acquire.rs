@@ -20,14 +20,14 @@ use crate::{
     duration::millis,
     error::{CommandError, Result},
     exit, json,
-    variables::environment,
-    work::{
+    run_command::{
         connect_retry::ConnectRetry,
-        identity,
+        identity::Labels,
         lock_request::{self, LockRequest, WaitLimit},
         nested::{self, AncestorLock},
         wait::{self, Waited, Wanted},
     },
+    variables::environment,
 };
 
 /// Takes the lease and prints its handle, and nothing else.
@@ -44,7 +44,7 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &AcquireArgs) -> Res
     let connect_retry = context.connect_retry(request.wait);
     let locks = tokio::select! {
         biased;
-        locks = context.open(request.holder.clone(), &connect_retry) => locks?,
+        locks = context.open(request.labels.holder.clone(), &connect_retry) => locks?,
         signal = signals.next_ending() => return Ok(exit::of_signal(signal.number())),
     };
     if request.wait != WaitLimit::Try {
@@ -127,7 +127,7 @@ impl<'a> AcquireCommand<'a> {
             waited = wait::wait(self.wanted(), async || self.request.acquire(self.locks, self.asked).await, signals, self.context.output) => waited?,
             () = keeper.nobody_wants_it() => {
                 wait::leave(self.locks).await;
-                return Ok(self.args.conflict_exit_code);
+                return Ok(self.args.ask.conflict_exit_code);
             }
         };
         let (guard, explained) = match waited {
@@ -156,7 +156,7 @@ impl<'a> AcquireCommand<'a> {
     }
 
     async fn not_acquired(&self, error: &Error) -> u8 {
-        let (code, context) = (self.args.conflict_exit_code, self.context);
+        let (code, context) = (self.args.ask.conflict_exit_code, self.context);
         wait::say_not_acquired(self.wanted(), error, code, &context.settings, context.output).await;
         wait::leave(self.locks).await;
         code
@@ -213,7 +213,7 @@ fn plan(args: &AcquireArgs) -> Result<LockRequest> {
                 "--while-pid $$ ties it to a script and renews it; `leasehold run` does so for a command; or --ttl 15m",
             ));
     }
-    if args.conflict_exit_code == exit::OK {
+    if args.ask.conflict_exit_code == exit::OK {
         return Err(CommandError::usage("-E 0 would let the script go on without the lock")
             .hint("leave -E out, which means 75, or give another code"));
     }
@@ -226,9 +226,7 @@ fn plan(args: &AcquireArgs) -> Result<LockRequest> {
         ttl: lock_request::ttl(args.ttl, None, Ttl::DEFAULT)?,
         wait: WaitLimit::of(&args.ask),
         began: SystemClock.now(),
-        holder: identity::holder("--holder", args.holder.as_deref())?,
-        note: identity::note(args.note.as_deref(), &process, false)?,
-        metadata: identity::metadata(&args.meta)?,
+        labels: Labels::new(("--holder", args.shown.holder.as_deref()), &args.shown.notes, &process, false)?,
     })
 }
 

@@ -8,14 +8,14 @@ use leasehold::{
 };
 use serde_json::json;
 
-use super::{CommandContext, lease_arg, unknown_lock};
+use super::{CommandContext, lease_handle, unknown_lock};
 use crate::{
     args::{CheckArgs, LeaseArgs},
     duration::Brief,
     error::Result,
     exit, json,
     output::Line,
-    work::{lock_request, runs},
+    run_command::{lock_request, runs},
 };
 
 /// Exit 0 if it is so, 1 if not.
@@ -55,15 +55,15 @@ async fn succeeded(context: &CommandContext<'_>, name: &str, within: Duration) -
 }
 
 async fn held(context: &CommandContext<'_>, args: &LeaseArgs) -> Result<u8> {
-    let handle = lease_arg::lease(args)?;
+    let handle = lease_handle::read(args)?;
     let resource = handle.key().resource.clone();
     let locks = context.connect().await?;
     let (fence, gone) = match locks.find(&handle).await? {
         Some(_) => (Some(handle.fence().get()), None),
-        None => (None, Some(lease_arg::Gone::find_out(&locks, &handle).await)),
+        None => (None, Some(lease_handle::Gone::find_out(&locks, &handle).await)),
     };
     let fields = json!({"held": fence.is_some(), "fence": fence});
     let held = Line::detail("held", format!("{resource} is held under this lease"));
     let gone = gone.map(|gone| (format!("{resource} is not held under this lease"), gone));
-    lease_arg::report(context, &resource, fields, held, gone)
+    lease_handle::report(context, &resource, fields, held, gone)
 }

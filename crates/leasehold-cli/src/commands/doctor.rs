@@ -16,8 +16,8 @@ use crate::{
     duration::{Brief, Measured},
     error::{CommandError, Result},
     exit, json, redact,
+    run_command::connect_retry::ConnectRetry,
     settings::shared_with,
-    work::connect_retry::ConnectRetry,
 };
 
 /// Round trips that are measured, unless they take too long.

@@ -16,11 +16,9 @@ use crate::{
     error::{CommandError, Result},
     exit, json,
     output::{Line, Output},
-    shell,
-    variables::environment,
-    work::{
+    run_command::{
         environment::variables,
-        identity::{self, short},
+        identity::{self, Labels, short},
         lock_request::{self, WaitLimit},
         nested::{self, AncestorLock},
         report::RunOutcome,
@@ -28,6 +26,8 @@ use crate::{
         supervisor_entry,
         wait::{self, Waited, Wanted},
     },
+    shell,
+    variables::environment,
 };
 
 /// Takes part, or looks at who leads.
@@ -55,16 +55,14 @@ async fn campaign(
 ) -> Result<u8> {
     let ttl = lock_request::ttl(args.ttl, context.settings.ttl, Ttl::ELECTION)?;
     let limits = args.child.limits(ttl, context.settings.kill_after)?;
-    let id = identity::holder("--id", args.id.as_deref())?;
-    let shown = identity::note(args.notes.note.as_deref(), &command, args.notes.show_args)?;
-    let metadata = identity::metadata(&args.notes.meta)?;
+    let labels = Labels::new(("--id", args.id.as_deref()), &args.notes, &command, args.child.show_args)?;
     let output = context.output;
     let mut signals =
         Signals::catch().map_err(|error| CommandError::unavailable(format!("cannot catch signals: {error}")))?;
     let connect_retry = context.connect_retry(WaitLimit::Forever);
     let locks = tokio::select! {
         biased;
-        locks = context.open(id, &connect_retry) => locks?,
+        locks = context.open(labels.holder, &connect_retry) => locks?,
         signal = signals.next_ending() => {
             let who = args.id.as_deref().unwrap_or("this candidate");
             return Ok(ended_by(signal, &format!("{who} no longer campaigns for {resource}"), &resource, output));
@@ -76,14 +74,14 @@ async fn campaign(
         return Err(CommandError::usage(format!("{resource} is led by the command that started this one"))
             .hint("use another name"));
     }
-    let mut election = locks.election(resource.as_str()).ttl(ttl.get()).metadata(metadata);
+    let mut election = locks.election(resource.as_str()).ttl(ttl.get()).metadata(labels.metadata);
     if args.id.is_some() {
         election = election.holder(locks.holder().clone());
     }
     if let Some(value) = &args.value {
         election = election.value(value);
     }
-    if let Some(note) = shown {
+    if let Some(note) = labels.note {
         election = election.note(note);
     }
     let (all, asked) = (BTreeSet::from([resource.clone()]), Cell::new(&resource));

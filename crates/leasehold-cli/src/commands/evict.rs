@@ -15,13 +15,13 @@ use crate::{
     error::{CommandError, Result},
     exit, json,
     output::Line,
-    settings::Level,
-    shell,
-    variables::environment,
-    work::{
+    run_command::{
         identity::{self, short},
         lock_request,
     },
+    settings::Level,
+    shell,
+    variables::environment,
 };
 
 /// Evicts the lease with the given fence; exit 1 and nothing changed if there is none.

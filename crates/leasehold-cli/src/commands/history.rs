@@ -17,10 +17,10 @@ use crate::{
     exit, json,
     output::Line,
     redact,
+    run_command::{identity::short, lock_request, runs},
     settings::Level,
     shell,
     table::{self, Table},
-    work::{identity::short, lock_request, runs},
 };
 
 const HEADER: [&str; 8] = ["ENDED", "NAME", "EVENT", "HOLDER", "WAITED", "HELD", "FENCE", "DETAILS"];
@@ -60,8 +60,7 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &HistoryArgs) -> Res
         (false, _) => MAX_SCANNED,
     };
     let mut filter = HistoryFilter::new(names).failures(args.failures).limit(limit);
-    filter.since = args.since.map(at);
-    filter.until = args.until.map(at);
+    filter.ended = args.since.map_or(Timestamp::MIN, at)..args.until.map_or(Timestamp::MAX, at);
     let locks = context.connect().await?;
     // The backend notices that a holder died when somebody looks at its lock.
     locks.list(&ListFilter::new(filter.names.clone()).limit(MAX_LISTED)).await?;
@@ -134,7 +133,7 @@ async fn skipped(context: &CommandContext<'_>, args: &HistoryArgs, names: &Names
     {
         return never_run(context, &locks, name).await;
     }
-    records.sort_by_key(|record| Reverse((record.last_skip, record.last_success)));
+    records.sort_by_key(|record| Reverse((record.skipped_at(), record.last_success)));
     let is_truncated = records.len() > args.limit;
     records.truncate(args.limit);
     if context.output.style().json {
@@ -164,8 +163,8 @@ fn render_runs(context: &CommandContext<'_>, args: &HistoryArgs, records: &[RunR
         table.row(vec![
             record.resource.to_string(),
             record.skips.to_string(),
-            ago(record.last_skip),
-            record.held_by.as_ref().map(|holder| short(holder.as_str()).to_owned()).unwrap_or_default(),
+            ago(record.skipped_at()),
+            runs::last_skip_holder(record).map(|holder| short(holder).to_owned()).unwrap_or_default(),
             ago(record.last_success),
         ]);
     }

@@ -29,7 +29,7 @@ use crate::{
     args::InitArgs,
     error::{CommandError, Result},
     exit, json,
-    work::lock_request::WaitLimit,
+    run_command::lock_request::WaitLimit,
 };
 
 /// Creates what is missing; a backend that is ready stays as it is.

@@ -25,8 +25,9 @@ use crate::{
     command_ended::{self, CommandEnded},
     duration::{Brief, Measured, millis},
     error::Result,
-    exit, json, shell,
-    work::{identity::short, lock_request, runs},
+    exit, json,
+    run_command::{identity::short, lock_request, runs},
+    shell,
 };
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -70,8 +71,8 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &InspectArgs) -> Res
 fn runs_json(record: &RunRecord) -> Value {
     json!({
         "skips": record.skips,
-        "last_skip": record.last_skip.map(json::time),
-        "held_by": record.held_by.as_ref().map(leasehold::Holder::as_str),
+        "last_skip": record.skipped_at().map(json::time),
+        "held_by": runs::last_skip_holder(record),
         "last_success": record.last_success.map(json::time),
     })
 }

@@ -44,7 +44,7 @@ use crate::{
     error::{CommandError, Result},
     exit,
     output::{Line, Output},
-    work::{
+    run_command::{
         lease_ending::{recorded_ending, who_evicted},
         messages,
         run_under_lease::RELEASE_LIMIT,

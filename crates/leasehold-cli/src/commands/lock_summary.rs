@@ -9,7 +9,7 @@ use leasehold::{
 };
 use serde_json::{Value, json};
 
-use crate::{command_ended::CommandEnded, duration::Brief, json, work::identity::short};
+use crate::{command_ended::CommandEnded, duration::Brief, json, run_command::identity::short};
 
 /// One lock and all its leases.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ mod init;
 mod inspect;
 mod json_schemas;
 pub(crate) mod keep;
-mod lease_arg;
+mod lease_handle;
 mod list;
 mod lock_summary;
 mod man;
@@ -37,10 +37,10 @@ use crate::{
     exit,
     output::{Line, Output},
     redact,
+    run_command::{connect_retry::ConnectRetry, lock_request::WaitLimit},
     settings::{Level, Settings},
     shell,
     variables::{Mistyped, environment, mistyped},
-    work::{connect_retry::ConnectRetry, lock_request::WaitLimit},
 };
 
 /// Does what was typed; tells the exit code.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold::{LeaseHandle, Leasehold, Ttl, lease::Standing};
 use serde_json::json;
 
-use super::{CommandContext, lease_arg};
+use super::{CommandContext, lease_handle};
 use crate::{
     args::RenewArgs,
     duration::{Brief, millis},
@@ -21,7 +21,7 @@ async fn longer_end(locks: &Leasehold, handle: &LeaseHandle, ttl: Ttl) -> Option
 
 /// Moves the lease's end; exit 1 if it is gone.
 pub(crate) async fn run(context: &CommandContext<'_>, args: &RenewArgs) -> Result<u8> {
-    let handle = lease_arg::lease(&args.lease)?;
+    let handle = lease_handle::read(&args.lease)?;
     let asked = args.ttl.map(Ttl::new).transpose().map_err(|error| CommandError::by_flag("--ttl", error))?;
     let resource = handle.key().resource.clone();
     let locks = context.connect_patiently().await?;
@@ -35,7 +35,7 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &RenewArgs) -> Resul
         Standing::Unknown => {
             return Err(CommandError::unavailable(format!("{resource}: the renewal was not answered")));
         }
-        Standing::Waiting(_) | Standing::Gone => (None, Some(lease_arg::Gone::find_out(&locks, &handle).await)),
+        Standing::Waiting(_) | Standing::Gone => (None, Some(lease_handle::Gone::find_out(&locks, &handle).await)),
     };
     let fields = json!({"renewed": fence.is_some(), "fence": fence, "ttl_ms": millis(ttl.get())});
     let renewed = match longer_end(&locks, &handle, ttl).await {
@@ -47,5 +47,5 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &RenewArgs) -> Resul
         _ => Line::detail("renewed", format!("{resource} is held for {} from now", Brief(ttl.get()))),
     };
     let gone = gone.map(|gone| (format!("cannot renew {resource}"), gone));
-    lease_arg::report(context, &resource, fields, renewed, gone)
+    lease_handle::report(context, &resource, fields, renewed, gone)
 }

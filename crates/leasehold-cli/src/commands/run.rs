@@ -16,11 +16,10 @@ use crate::{
     error::{CommandError, Result},
     exit, json,
     output::Line,
-    settings::{Level, Settings},
-    variables::environment,
-    work::{
+    run_command::{
         environment::variables,
-        hooks, identity,
+        hooks,
+        identity::Labels,
         lock_request::{self, LockRequest, WaitLimit},
         metrics_textfile::TextFile,
         nested::{self, AncestorLock},
@@ -29,6 +28,8 @@ use crate::{
         runs, supervisor_entry,
         wait::{self, Waited, Wanted},
     },
+    settings::{Level, Settings},
+    variables::environment,
 };
 
 /// Everything that was typed, checked before anything is touched.
@@ -55,7 +56,7 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &RunArgs) -> Result<
         outcome: RunOutcome::BackendError,
         reason: None,
         backend: context.settings.url.split(':').next().unwrap_or_default().to_owned(),
-        holder: plan.request.holder.as_ref().map(ToString::to_string),
+        holder: plan.request.labels.holder.as_ref().map(ToString::to_string),
         holders: None,
         fence: None,
         waited: Duration::ZERO,
@@ -114,6 +115,7 @@ fn plan<'a>(context: &CommandContext<'_>, args: &'a RunArgs) -> Result<JobPlan<'
     let command = context.command(&args.child, "run")?;
     let ttl = lock_request::ttl(args.ttl, context.settings.ttl, Ttl::DEFAULT)?;
     let limits = Limits { max_hold: args.max_hold, ..args.child.limits(ttl, context.settings.kill_after)? };
+    let holder = ("--holder", args.shown.holder.as_deref());
     let request = LockRequest {
         all: others.into_iter().chain([resource.clone()]).collect(),
         resource,
@@ -121,9 +123,7 @@ fn plan<'a>(context: &CommandContext<'_>, args: &'a RunArgs) -> Result<JobPlan<'
         ttl,
         wait: WaitLimit::of(&args.ask),
         began: SystemClock.now(),
-        holder: identity::holder("--holder", args.shown.holder.as_deref())?,
-        note: identity::note(args.shown.notes.note.as_deref(), &command, args.shown.notes.show_args)?,
-        metadata: identity::metadata(&args.shown.notes.meta)?,
+        labels: Labels::new(holder, &args.shown.notes, &command, args.child.show_args)?,
     };
     Ok(JobPlan { args, command, request, limits, beside: None })
 }
@@ -139,7 +139,7 @@ async fn attempt(
     let connect_retry = context.connect_retry(plan.request.wait);
     let locks = tokio::select! {
         biased;
-        locks = context.open(plan.request.holder.clone(), &connect_retry) => locks?,
+        locks = context.open(plan.request.labels.holder.clone(), &connect_retry) => locks?,
         signal = signals.next_ending() => return Ok(interrupted(report, signal.number(), &signal.to_string())),
     };
     plan.limits = plan.args.child.within(plan.limits, locks.guarantees().silence_limit)?;
@@ -173,7 +173,7 @@ async fn attempt(
                 return Err(nested::would_never_end(&plan.request.resource, outer));
             }
             runs::skipped(&locks, &plan.request.resource, &error).await;
-            let code = plan.args.conflict_exit_code;
+            let code = plan.args.ask.conflict_exit_code;
             wait::say_not_acquired(wanted, &error, code, &context.settings, output).await;
             wait::leave(&locks).await;
             report.outcome = RunOutcome::NotAcquired;
@@ -302,7 +302,7 @@ async fn is_outer_lease_held(locks: &Leasehold, resource: &Resource) -> Result<b
 
 /// Tells what would happen; asks who holds the lock and changes nothing.
 async fn dry_run(context: &CommandContext<'_>, plan: &JobPlan<'_>) -> Result<u8> {
-    let locks = context.open(plan.request.holder.clone(), &context.connect_retry(plan.request.wait)).await?;
+    let locks = context.open(plan.request.labels.holder.clone(), &context.connect_retry(plan.request.wait)).await?;
     let page = locks.list(&ListFilter::new(Names::Exactly(plan.request.resource.clone()))).await?;
     let names: Vec<&str> = plan.request.all.iter().map(Resource::as_str).collect();
     let command: Vec<_> = plan.command.iter().map(|word| word.to_string_lossy()).collect();

@@ -3,8 +3,8 @@
 use leasehold::lease::Timestamp;
 
 fn zoned(timestamp: Timestamp) -> jiff::Zoned {
-    let micros = i64::try_from(timestamp.as_micros()).unwrap_or(i64::MAX);
-    jiff::Timestamp::from_microsecond(micros).unwrap_or_default().to_zoned(jiff::tz::TimeZone::system())
+    let timestamp = jiff::Timestamp::try_from(timestamp.to_system_time()).unwrap_or_default();
+    timestamp.to_zoned(jiff::tz::TimeZone::system())
 }
 
 /// `02:00:00`, with the date if it was on another day than `now`.

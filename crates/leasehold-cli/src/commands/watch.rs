@@ -10,7 +10,7 @@ use crate::{
     error::{CommandError, Result},
     exit, json,
     output::Line,
-    work::identity::short,
+    run_command::identity::short,
 };
 
 /// Prints events until it is interrupted.

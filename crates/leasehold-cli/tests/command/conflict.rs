@@ -4,7 +4,7 @@ use std::{fs, time::Duration};
 
 use rustix::process::Signal;
 
-use crate::sandbox::{AT_ONCE, Ran, Running, Sandbox, on_any_backend::pasted, state_of, until};
+use crate::sandbox::{AT_ONCE, Ran, Running, Sandbox, json_lines, on_any_backend::pasted, state_of, until};
 
 #[test]
 fn a_busy_lock_gives_75_and_names_its_holder() {
@@ -136,8 +136,7 @@ fn a_wait_off_a_terminal_says_what_it_waits_for() {
         "{line}"
     );
     let json = sandbox.run(&["run", "--log-format", "json", "-n", "x", "--", "true"]);
-    let events: Vec<serde_json::Value> = json.stderr.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert!(events.iter().any(|event| event["event"] == "not_acquired"), "{json:?}");
+    assert!(json_lines(&json.stderr).iter().any(|event| event["event"] == "not_acquired"), "{json:?}");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::{fs, process::Stdio};
 
 use rustix::process::Signal;
 
-use crate::sandbox::{Running, Sandbox, is_alive, parent_of, read_soon, state_of, until};
+use crate::sandbox::{Running, Sandbox, is_alive, json_lines, parent_of, read_soon, state_of, until};
 
 fn candidate(sandbox: &Sandbox, id: &str, args: &[&str], script: &str) -> Running {
     sandbox.start(&[&["elect", "boss", "--id", id], args, &["-c", script]].concat())
@@ -161,10 +161,8 @@ fn observers_see_each_change() {
     command.stdout(fs::File::create(&seen).unwrap());
     let _observer = Running::of(command);
     let leaders = || -> Vec<String> {
-        let text = fs::read_to_string(&seen).unwrap();
-        text.lines()
-            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["leader"].to_string())
-            .collect()
+        let lines = json_lines(&fs::read_to_string(&seen).unwrap());
+        lines.iter().map(|line| line["leader"].to_string()).collect()
     };
     until("nobody leads", || leaders() == ["null"]);
     let a = candidate(&sandbox, "a", &[], "exec sleep 600");

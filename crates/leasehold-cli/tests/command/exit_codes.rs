@@ -36,13 +36,11 @@ fn a_command_that_is_not_there_gives_127_and_one_that_cannot_run_126() {
 
     sandbox.run(&["run", "x", "--", "/"]).assert_code(126);
 
-    let events: Vec<String> = sandbox
-        .run(&["history", "x", "--json", "--failures"])
-        .stdout
-        .lines()
-        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["problem"]["kind"].to_string())
-        .collect();
-    assert_eq!(events, ["\"exec_failed\""; 3]);
+    let failures = sandbox.history(&["x", "--failures"]);
+    assert!(
+        failures.len() == 3 && failures.iter().all(|ended| ended["problem"]["kind"] == "exec_failed"),
+        "{failures:?}"
+    );
 }
 
 #[test]
@@ -88,14 +86,10 @@ fn how_the_work_ended_is_in_the_history() {
     sandbox.run(&["run", "x", "--", "true"]).assert_code(0);
     sandbox.run(&["run", "x", "--", "sh", "-c", "exit 3"]).assert_code(3);
     sandbox.run(&["run", "x", "--", "sh", "-c", "kill -9 $$"]).assert_code(137);
-    let history = sandbox.run(&["history", "x", "--json"]).stdout;
-    let told: Vec<(String, String)> = history
-        .lines()
-        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
-        .map(|line| (line["event"].as_str().unwrap().to_owned(), line["problem"]["details"].to_string()))
-        .collect();
-    let told: Vec<(&str, &str)> = told.iter().map(|(event, details)| (event.as_str(), details.as_str())).collect();
-    assert_eq!(told, [("failed", "\"signal KILL\""), ("failed", "\"exit code 3\""), ("released", "null")]);
+    let history = sandbox.history(&["x"]);
+    let endings: Vec<(&str, Option<&str>)> =
+        history.iter().map(|ended| (ended["event"].as_str().unwrap(), ended["problem"]["details"].as_str())).collect();
+    assert_eq!(endings, [("failed", Some("signal KILL")), ("failed", Some("exit code 3")), ("released", None)]);
 }
 
 /// Nobody can suspend the machine for a test: that the alarm is set on the clock that runs meanwhile is all there is.

@@ -4,7 +4,7 @@ use std::{fs, process::Stdio};
 
 use rustix::process::Signal;
 
-use crate::sandbox::{Ran, Running, Sandbox, until};
+use crate::sandbox::{Ran, Running, Sandbox, json_lines, lock_and_event, until};
 
 #[test]
 fn a_list_shows_who_holds_and_who_waits() {
@@ -130,12 +130,7 @@ fn history_can_be_asked_for_what_matters() {
     sandbox.run(&["run", "ab", "-c", "exit 2"]);
     let _holder = sandbox.hold("a");
     sandbox.run(&["run", "-w", "1", "a", "--", "true"]).assert_code(75);
-    let events = |args: &[&str]| -> Vec<String> {
-        let ran = sandbox.run(&[&["history", "--json"], args].concat());
-        ran.assert_code(0);
-        let lines = ran.stdout.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-        lines.map(|line| format!("{} {}", line["lock"].as_str().unwrap(), line["event"].as_str().unwrap())).collect()
-    };
+    let events = |args: &[&str]| -> Vec<String> { sandbox.history(args).iter().map(lock_and_event).collect() };
     assert_eq!(events(&["a"]), ["a gave_up", "a released", "a failed", "a released"]);
     assert_eq!(events(&["--failures"]), ["a gave_up", "ab failed", "a failed"]);
     assert_eq!(events(&["a*", "--event", "failed"]), ["ab failed", "a failed"]);
@@ -188,12 +183,7 @@ fn watch_tells_what_happens_as_it_happens() {
     sandbox.run(&["run", "x", "--", "true"]).assert_code(0);
     sandbox.run(&["run", "y", "--", "true"]).assert_code(0);
     until("all are told", || fs::read_to_string(&all).unwrap().lines().count() == 4);
-    let events: Vec<String> = fs::read_to_string(&all)
-        .unwrap()
-        .lines()
-        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
-        .map(|event| format!("{} {}", event["lock"].as_str().unwrap(), event["event"].as_str().unwrap()))
-        .collect();
+    let events: Vec<String> = json_lines(&fs::read_to_string(&all).unwrap()).iter().map(lock_and_event).collect();
     assert_eq!(events, ["x acquired", "x released", "y acquired", "y released"]);
     let some = fs::read_to_string(some).unwrap();
     assert!(some.lines().count() == 1 && some.contains("released") && some.contains("  x  exclusive  "), "{some}");

@@ -63,14 +63,6 @@ fn runs_add_up_also_when_several_end_at_once() {
 }
 
 #[test]
-fn a_folder_that_is_not_there_is_refused_before_any_work() {
-    let sandbox = Sandbox::new();
-    let ran = sandbox.run(&["run", "--metrics-textfile", "/nonexistent", "x", "--", "echo", "never"]);
-    ran.assert_code(64);
-    assert_eq!(ran.stdout, "");
-}
-
-#[test]
 fn what_is_no_file_of_ours_is_left_as_it_is() {
     let sandbox = Sandbox::new();
     let folder = sandbox.path("metrics");

@@ -110,7 +110,6 @@ const USAGE_ERRORS: &[(&[&str], &str)] = &[
     (&["run", "-j", "0", "x", "true"], "permits"),
     (&["run", "-j", "2", "--permits", "3", "x", "true"], "cannot take 3 permits"),
     (&["run", "--permits", "3", "x", "true"], "--limit"),
-    (&["run", "--ttl", "0", "x", "true"], "--ttl"),
     (&["run", "--ttl", "0", "x", "true"], "ttl 0ms is out of range"),
     (&["run", "--ttl", "-5s", "x", "true"], "have no sign"),
     (&["run", "--max-hold", "0", "x", "true"], "--max-hold 0 would stop the command at once"),
@@ -128,6 +127,10 @@ const USAGE_ERRORS: &[(&[&str], &str)] = &[
     (&["run", "--meta", "nonsense", "x", "true"], "KEY=VALUE"),
     (&["run", "--meta", "{nonsense", "x", "true"], "JSON"),
     (&["run", "--report", "/nonexistent/report", "x", "true"], "--report"),
+    (
+        &["run", "--metrics-textfile", "/nonexistent", "x", "true"],
+        "--metrics-textfile: /nonexistent is not a directory",
+    ),
     (&["acquire", "x"], "needs --ttl"),
     (&["acquire", "x", "--ttl", "0"], "--ttl"),
     (&["acquire"], "<NAME>"),

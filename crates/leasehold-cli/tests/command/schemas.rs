@@ -5,7 +5,7 @@ use std::{fs, path::Path, process::Stdio};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::sandbox::{Running, Sandbox, read_soon, until};
+use crate::sandbox::{Running, Sandbox, json_lines, read_soon, until};
 
 /// A checker of the part of JSON Schema that ours use; a keyword it does not know is a failure.
 struct Schema {
@@ -113,8 +113,7 @@ fn matches(pattern: &str, text: &str) -> bool {
 
 fn check_lines(name: &str, text: &str) -> usize {
     let schema = Schema::load(name);
-    let lines: Vec<Value> =
-        text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect();
+    let lines = json_lines(text);
     for line in &lines {
         schema.check(line);
     }

@@ -183,6 +183,13 @@ impl Sandbox {
         serde_json::from_str(&ran.stdout).unwrap_or_else(|error| panic!("{error}: {ran:?}"))
     }
 
+    /// What `history` prints with these arguments, newest first, as JSON.
+    pub(crate) fn history(&self, args: &[&str]) -> Vec<Value> {
+        let ran = self.run(&[&["history", "--json"], args].concat());
+        ran.assert_code(0);
+        json_lines(&ran.stdout)
+    }
+
     pub(crate) fn holders(&self, name: &str) -> usize {
         self.inspect(name)["holders"].as_array().map_or(0, Vec::len)
     }
@@ -247,6 +254,16 @@ impl Drop for Sandbox {
             thread::sleep(Duration::from_millis(20));
         }
     }
+}
+
+/// The values of a text that has one in each line.
+pub(crate) fn json_lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
+}
+
+/// The name of the lock and what happened to it, of a line of `watch` or `history`.
+pub(crate) fn lock_and_event(line: &Value) -> String {
+    format!("{} {}", line["lock"].as_str().unwrap(), line["event"].as_str().unwrap())
 }
 
 /// A command that ran to its end.

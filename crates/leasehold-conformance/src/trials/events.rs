@@ -50,7 +50,7 @@ async fn expect(watch: &mut EventReader, holder: &Holder, kind: &EventKind) -> E
 }
 
 pub(super) async fn only_these_names(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     one.granted(&ask("job:0", Claim::EXCLUSIVE)).await;
     let mut jobs = two.watch(Names::Prefix(String::from("job:"))).await;
     let mut exactly = two.watch(Names::Exactly(resource("job:2"))).await;
@@ -67,7 +67,7 @@ pub(super) async fn only_these_names(context: TrialContext) {
 
 /// Far more happens than anyone keeps for a slow reader.
 pub(super) async fn late_reader(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let mut watch = two.watch(Names::Exactly(resource("x"))).await;
     let grants = 1200;
     for _ in 1..grants {

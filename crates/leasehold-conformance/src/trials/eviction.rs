@@ -9,7 +9,7 @@ use super::TrialContext;
 use crate::instance::{ask, permits};
 
 pub(super) async fn stale_fence(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     assert_eq!(one.evict("x", Fence::new(7), "nobody").await, Evicted::NoSuchFence { current: vec![] });
     let first = ask("x", Claim::EXCLUSIVE);
     let old = one.granted(&first).await.fence;
@@ -22,7 +22,7 @@ pub(super) async fn stale_fence(context: TrialContext) {
 }
 
 pub(super) async fn handed_on(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let (first, second) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
     let fence = one.granted(&first).await.fence;
     one.queued(&second).await;

@@ -18,7 +18,7 @@ use super::TrialContext;
 use crate::instance::{Instance, ask, attempt};
 
 pub(super) async fn one_holds(context: TrialContext, claim: Claim) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let first = attempt("x", claim).note("nightly run");
     let grant = one.granted(&first).await;
     for instance in [&one, &two] {
@@ -71,7 +71,7 @@ async fn hold(instance: &Instance, request: &Request) {
 }
 
 pub(super) async fn same_id(context: TrialContext, claim: Claim) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let first = ask("x", claim);
     let grant = one.granted(&first).await;
     for instance in [&one, &two, &one] {
@@ -90,7 +90,7 @@ pub(super) async fn same_id(context: TrialContext, claim: Claim) {
 }
 
 pub(super) async fn try_is_modest(context: TrialContext, claim: Claim) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let (first, second) = (ask("x", claim), ask("x", claim));
     one.granted(&first).await;
     for _ in 0..3 {
@@ -106,7 +106,7 @@ pub(super) async fn try_is_modest(context: TrialContext, claim: Claim) {
 }
 
 pub(super) async fn foreign_release(context: TrialContext, claim: Claim) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let (first, second, stranger) = (ask("x", claim), ask("x", claim), ask("x", claim));
     let grant = one.granted(&first).await;
     two.queued(&second).await;
@@ -121,7 +121,7 @@ pub(super) async fn foreign_release(context: TrialContext, claim: Claim) {
 }
 
 pub(super) async fn other_instance(context: TrialContext, claim: Claim) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let request = ask("x", claim);
     let grant = one.granted(&request).await;
     assert_eq!(two.holding(&request).await, grant);

@@ -25,7 +25,7 @@ pub(super) async fn a_thousand_grants(context: TrialContext) {
 }
 
 pub(super) async fn every_ending(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let outcomes = [Outcome::Completed, Outcome::failed("Timeout", "no answer"), Outcome::MaxHold];
     let mut last = Fence::default();
     for outcome in &outcomes {
@@ -44,7 +44,7 @@ pub(super) async fn every_ending(context: TrialContext) {
 }
 
 pub(super) async fn shared_fences(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let mut last = Fence::default();
     for at in 0..10 {
         let fence = [&one, &two][at % 2].granted(&attempt("x", permits(1, 10))).await.fence;
@@ -76,7 +76,7 @@ pub(super) async fn floor_on_acquire(context: TrialContext) {
 }
 
 pub(super) async fn floor_on_renew(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let (first, second) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
     let fence = one.granted(&first).await.fence;
     two.queued(&second).await;

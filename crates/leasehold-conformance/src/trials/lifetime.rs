@@ -15,7 +15,7 @@ use crate::instance::{Instance, MOMENT, SOON, ask, attempt, renewal, ttl};
 const SHORT: Duration = Duration::from_millis(300);
 
 pub(super) async fn renewing_the_gone(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let request = ask("x", Claim::EXCLUSIVE);
     assert_eq!(one.standing(&request).await, Standing::Gone, "never asked for");
     one.granted(&request).await;
@@ -42,7 +42,7 @@ pub(super) async fn renewing_never_shortens(context: TrialContext) {
 }
 
 pub(super) async fn batches(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let held: Vec<Request> = (0..20).map(|at| attempt(&format!("x{at}"), Claim::EXCLUSIVE)).collect();
     let mut renewals = Vec::new();
     let mut expected = Vec::new();
@@ -66,7 +66,7 @@ pub(super) async fn batches(context: TrialContext) {
 }
 
 pub(super) async fn detached_expires(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let abandoned = attempt("x", Claim::EXCLUSIVE).lifetime(Lifetime::Detached).ttl(ttl(SHORT));
     one.granted(&abandoned).await;
     expires(&one, &two, &abandoned).await;
@@ -83,7 +83,7 @@ pub(super) async fn detached_renewed(context: TrialContext) {
 }
 
 pub(super) async fn attached_expires(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let abandoned = attempt("x", Claim::EXCLUSIVE).ttl(ttl(SHORT));
     one.granted(&abandoned).await;
     expires(&one, &two, &abandoned).await;
@@ -112,7 +112,7 @@ async fn expires(one: &Instance, two: &Instance, abandoned: &Request) {
 }
 
 pub(super) async fn queue_position_expires(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let holding = ask("x", Claim::EXCLUSIVE);
     let abandoned = ask("x", Claim::EXCLUSIVE).ttl(ttl(SHORT));
     let patient = ask("x", Claim::EXCLUSIVE);
@@ -130,7 +130,7 @@ pub(super) async fn queue_position_expires(context: TrialContext) {
 }
 
 pub(super) async fn ask_again(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let minute = Duration::from_secs(60);
     let holding = ask("x", Claim::EXCLUSIVE).lifetime(Lifetime::Detached).ttl(ttl(minute));
     one.granted(&holding).await;
@@ -144,7 +144,7 @@ pub(super) async fn ask_again(context: TrialContext) {
 
 /// What it held is handed on, what it waited for is left, both recorded; nobody waits for a ttl.
 pub(super) async fn gone_instance(context: TrialContext) {
-    let (doomed, two) = (context.instance().await, context.instance().await);
+    let (doomed, two) = context.two_instances().await;
     let (held, waiting) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
     let next = ask("x", Claim::EXCLUSIVE);
     // Nobody waits for this one: only whoever has its id asks again.
@@ -200,7 +200,7 @@ pub(super) async fn unconfirmed_turn(context: TrialContext) {
 }
 
 pub(super) async fn detached_outlives(context: TrialContext) {
-    let (doomed, two) = (context.instance().await, context.instance().await);
+    let (doomed, two) = context.two_instances().await;
     let request = ask("x", Claim::EXCLUSIVE).lifetime(Lifetime::Detached);
     let grant = doomed.granted(&request).await;
     drop(doomed);
@@ -236,7 +236,7 @@ pub(super) async fn detached_later(context: TrialContext) {
 }
 
 pub(super) async fn exact_expiry(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let length = Duration::from_secs(30);
     let request = attempt("x", Claim::EXCLUSIVE).lifetime(Lifetime::Detached).ttl(ttl(length));
     let grant = one.granted(&request).await;

@@ -41,7 +41,7 @@ pub(super) async fn fifty_waiters(context: TrialContext, claim: Claim) {
 }
 
 pub(super) async fn positions_are_counted(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let holding = ask("x", Claim::EXCLUSIVE);
     let fence = one.granted(&holding).await.fence;
     let waiting: Vec<Request> = (0..4).map(|_| ask("x", Claim::EXCLUSIVE)).collect();
@@ -57,7 +57,7 @@ pub(super) async fn positions_are_counted(context: TrialContext) {
 }
 
 pub(super) async fn leaving_the_middle(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let requests: Vec<Request> = (0..4).map(|_| ask("x", Claim::EXCLUSIVE)).collect();
     let [first, second, third, fourth] = requests.as_slice() else { unreachable!("four were made") };
     one.granted(first).await;
@@ -73,7 +73,7 @@ pub(super) async fn leaving_the_middle(context: TrialContext) {
 }
 
 pub(super) async fn renewing_a_position(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let (first, second) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
     one.granted(&first).await;
     two.queued(&second).await;

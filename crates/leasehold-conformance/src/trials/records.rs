@@ -12,7 +12,7 @@ use super::TrialContext;
 use crate::instance::{LONG, SOON, ask, attempt, renewal};
 
 pub(super) async fn listing(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let holding = ask("x", Claim::EXCLUSIVE).note("deploy");
     let waiting = ask("x", Claim::SHARED).lifetime(Lifetime::Detached);
     let grant = one.granted(&holding).await;
@@ -74,7 +74,7 @@ pub(super) async fn listing_pages(context: TrialContext) {
 }
 
 pub(super) async fn any_name(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let long = "n".repeat(Resource::MAX_BYTES);
     let long_unicode = "ü".repeat(Resource::MAX_BYTES / 2);
     let names = [
@@ -111,7 +111,7 @@ pub(super) async fn any_name(context: TrialContext) {
 }
 
 pub(super) async fn any_text(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let metadata = serde_json::json!({
         "job": "Rechnung №7 – „geprüft“",
         "nested": {"list": [1, 2.5, -3, true, null, "x\n\t\"y\"\\"], "empty": {}},
@@ -150,7 +150,7 @@ pub(super) async fn metadata_replaced(context: TrialContext) {
 }
 
 pub(super) async fn endings(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let held = [
         (Outcome::Completed, Ending::Released),
         (Outcome::failed("Timeout", "no answer"), Ending::Failed),

@@ -39,26 +39,27 @@ impl Instance {
 }
 
 pub(super) async fn counted(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     assert_eq!(one.runs_of("job").await, None);
     one.report(&[skipped("job", "first")]).await;
     let runs = two.runs_of("job").await.expect("another instance sees it");
-    assert_eq!((runs.skips, runs.held_by, runs.last_success), (1, Some(holder("first")), None));
     let first_skip = runs.last_skip.expect("it was skipped");
+    assert_eq!((runs.skips, &first_skip.held_by, runs.last_success), (1, &Some(holder("first")), None));
 
     two.report(&[RunReport::succeeded(resource("job")), RunReport::skipped(resource("other"), None)]).await;
     let runs = one.runs_of("job").await.expect("it is remembered");
-    assert_eq!((runs.skips, runs.last_skip), (1, Some(first_skip)), "a success changes no skip: {runs:?}");
+    assert_eq!((runs.skips, &runs.last_skip), (1, &Some(first_skip.clone())), "a success changes no skip: {runs:?}");
     let success = runs.last_success.expect("it succeeded");
-    assert!(success >= first_skip);
+    assert!(success >= first_skip.at);
 
     one.report(&[skipped("job", "a name: with blanks").skips(11)]).await;
     let runs = two.runs_of("job").await.expect("it is remembered");
-    assert_eq!((runs.skips, runs.held_by), (12, Some(holder("a name: with blanks"))));
+    let last_skip = runs.last_skip.expect("it was skipped");
+    assert_eq!((runs.skips, last_skip.held_by), (12, Some(holder("a name: with blanks"))));
     assert_eq!(runs.last_success, Some(success), "a skip changes no success");
-    assert!(runs.last_skip >= Some(success));
+    assert!(last_skip.at >= success);
     let other = one.runs_of("other").await.expect("it is remembered");
-    assert_eq!((other.skips, other.held_by, other.last_success), (1, None, None));
+    assert_eq!((other.skips, other.last_skip.expect("it was skipped").held_by, other.last_success), (1, None, None));
 }
 
 pub(super) async fn found_by_name(context: TrialContext) {
@@ -97,10 +98,10 @@ pub(super) async fn bounded(context: TrialContext) {
 pub(super) async fn kept_for_forty_days(context: TrialContext) {
     let one = context.instance().await;
     one.report(&[skipped("old", "x"), skipped("used", "x")]).await;
-    let began: Option<Timestamp> = one.runs_of("old").await.and_then(|runs| runs.last_skip);
+    let began: Option<Timestamp> = one.runs_of("old").await.and_then(|runs| runs.skipped_at());
     context.clock.advance(RunTable::KEPT.saturating_sub(Duration::from_secs(1)));
     one.report(&[RunReport::succeeded(resource("used"))]).await;
-    assert_eq!(one.runs_of("old").await.and_then(|runs| runs.last_skip), began, "it is not old enough");
+    assert_eq!(one.runs_of("old").await.and_then(|runs| runs.skipped_at()), began, "it is not old enough");
     context.clock.advance(Duration::from_secs(1));
     assert_eq!(one.runs_of("old").await, None);
     one.report(&[RunReport::succeeded(resource("new"))]).await;

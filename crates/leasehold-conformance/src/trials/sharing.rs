@@ -9,7 +9,7 @@ use super::TrialContext;
 use crate::instance::{ask, attempt, permits, renewal};
 
 pub(super) async fn readers_share(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let readers: Vec<Request> = (0..5).map(|_| attempt("x", Claim::SHARED)).collect();
     for (at, reader) in readers.iter().enumerate() {
         [&one, &two][at % 2].granted(reader).await;
@@ -26,16 +26,24 @@ pub(super) async fn readers_share(context: TrialContext) {
 }
 
 pub(super) async fn writers_do_not_starve(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
-    let (early, writer, late) = (ask("x", Claim::SHARED), ask("x", Claim::EXCLUSIVE), ask("x", Claim::SHARED));
+    big_is_not_overtaken(context, Claim::SHARED, Claim::EXCLUSIVE).await;
+}
+
+pub(super) async fn big_claims_do_not_starve(context: TrialContext) {
+    big_is_not_overtaken(context, permits(1, 3), permits(3, 3)).await;
+}
+
+async fn big_is_not_overtaken(context: TrialContext, small: Claim, big: Claim) {
+    let (one, two) = context.two_instances().await;
+    let (early, waiting, late) = (ask("x", small), ask("x", big), ask("x", small));
     one.granted(&early).await;
-    two.queued(&writer).await;
+    two.queued(&waiting).await;
     assert_eq!(one.queued(&late).await.ahead, 1);
-    one.busy(&attempt("x", Claim::SHARED)).await;
+    one.busy(&attempt("x", small)).await;
     one.free(&early).await;
-    two.holding(&writer).await;
+    two.holding(&waiting).await;
     one.queued(&late).await;
-    two.free(&writer).await;
+    two.free(&waiting).await;
     one.holding(&late).await;
 }
 
@@ -58,7 +66,7 @@ pub(super) async fn readers_get_in_together(context: TrialContext) {
 }
 
 pub(super) async fn downgrade(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let (writer, reader, next) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::SHARED), ask("x", Claim::EXCLUSIVE));
     let grant = one.granted(&writer).await;
     two.queued(&reader).await;
@@ -84,7 +92,7 @@ pub(super) async fn downgrade_is_one_way(context: TrialContext) {
 }
 
 pub(super) async fn permits_are_weighed(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let (three, two_more) = (attempt("x", permits(3, 5)), attempt("x", permits(2, 5)));
     one.granted(&three).await;
     one.busy(&attempt("x", permits(3, 5))).await;
@@ -96,19 +104,6 @@ pub(super) async fn permits_are_weighed(context: TrialContext) {
         two.granted(&attempt("x", permits(1, 5))).await;
     }
     two.busy(&attempt("x", permits(1, 5))).await;
-}
-
-pub(super) async fn big_claims_do_not_starve(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
-    let (small, big, late) = (ask("x", permits(1, 3)), ask("x", permits(3, 3)), ask("x", permits(1, 3)));
-    one.granted(&small).await;
-    two.queued(&big).await;
-    one.queued(&late).await;
-    one.busy(&attempt("x", permits(1, 3))).await;
-    one.free(&small).await;
-    two.holding(&big).await;
-    two.free(&big).await;
-    one.holding(&late).await;
 }
 
 pub(super) async fn permits_given_back(context: TrialContext) {
@@ -123,7 +118,7 @@ pub(super) async fn permits_given_back(context: TrialContext) {
 }
 
 pub(super) async fn wrong_shape(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     let claims = [Claim::EXCLUSIVE, permits(1, 3), permits(1, 5), Claim::LEADER];
     for (at, in_use) in claims.into_iter().enumerate() {
         let name = format!("x{at}");
@@ -140,7 +135,7 @@ pub(super) async fn wrong_shape(context: TrialContext) {
 }
 
 pub(super) async fn free_names_have_no_shape(context: TrialContext) {
-    let (one, two) = (context.instance().await, context.instance().await);
+    let (one, two) = context.two_instances().await;
     for claim in [Claim::EXCLUSIVE, permits(1, 3), Claim::LEADER, permits(2, 5), Claim::SHARED] {
         let request = attempt("x", claim);
         one.granted(&request).await;

@@ -8,6 +8,7 @@ mod order;
 mod overlap;
 mod progress;
 
+use leasehold::backend::Liveness;
 use serde::Serialize;
 
 use crate::{history::RunHistory, instant::Micros};
@@ -29,20 +30,11 @@ impl Violation {
 /// What the backend of the run promises.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Promises {
-    pub(crate) liveness: EndOfLease,
+    pub(crate) liveness: Liveness,
     /// Waiters are served in the order they came.
     pub(crate) fifo: bool,
     /// How long after a disturbance or a failover a waiter may still be out of reach.
     pub(crate) reconnect: Micros,
-}
-
-/// What ends a lease that nobody releases.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum EndOfLease {
-    /// Its ttl.
-    Ttl,
-    /// The death of its process.
-    Process,
 }
 
 /// Runs every checker.
@@ -55,13 +47,15 @@ pub(crate) fn all(history: &RunHistory, rules: Promises) -> Vec<Violation> {
 /// Histories written by hand, for the tests of the checkers.
 #[cfg(test)]
 mod sample {
-    use super::{EndOfLease, Promises};
+    use leasehold::backend::Liveness;
+
+    use super::Promises;
     use crate::{
         event::{LogEvent, LogLine},
         history::{RunHistory, Span, WorkerLife},
     };
 
-    pub(super) const RULES: Promises = Promises { liveness: EndOfLease::Ttl, fifo: true, reconnect: 0 };
+    pub(super) const RULES: Promises = Promises { liveness: Liveness::Ttl, fifo: true, reconnect: 0 };
 
     /// A history with `workers` processes and nothing in it.
     pub(super) fn history(workers: usize) -> RunHistory {

@@ -18,7 +18,9 @@
 
 use std::collections::BTreeSet;
 
-use super::{EndOfLease, Promises, Violation};
+use leasehold::backend::Liveness;
+
+use super::{Promises, Violation};
 use crate::{
     history::{AcquisitionRecord, Queue, RunHistory},
     target::TTL,
@@ -51,7 +53,7 @@ pub(super) fn check(history: &RunHistory, rules: Promises) -> Vec<Violation> {
 
 fn kept_its_turn(rules: Promises, queue: &Queue, ask: &AcquisitionRecord) -> bool {
     let ttl = u64::try_from(TTL.as_micros()).unwrap_or(u64::MAX);
-    rules.liveness == EndOfLease::Ttl || ask.began().is_some_and(|began| began < queue.at + ttl)
+    rules.liveness == Liveness::Ttl || ask.began().is_some_and(|began| began < queue.at + ttl)
 }
 
 fn is_comparable(history: &RunHistory, rules: Promises, ask: &AcquisitionRecord) -> bool {
@@ -86,7 +88,7 @@ mod tests {
 
     #[test]
     fn a_waiter_that_had_time_to_lose_its_turn_is_not_compared_where_turns_are_confirmed() {
-        let rules = Promises { liveness: EndOfLease::Process, ..sample::RULES };
+        let rules = Promises { liveness: Liveness::Process, ..sample::RULES };
         let found = |granted: u64| {
             let mut history = sample::history(2);
             for (life, id, fence) in [(0, "a", 9), (1, "b", 8)] {

@@ -11,7 +11,9 @@
 //!   does not count beside one whom the new master granted.
 //! - The conductor evicts nobody. An evicted holder believes until it notices, which is documented and not checked.
 
-use super::{EndOfLease, Promises, Violation};
+use leasehold::backend::Liveness;
+
+use super::{Promises, Violation};
 use crate::{
     history::{AcquisitionRecord, RunHistory},
     instant::Micros,
@@ -64,7 +66,7 @@ fn check_name(history: &RunHistory, rules: Promises, asks: &[&AcquisitionRecord]
 fn believed_until(history: &RunHistory, rules: Promises, ask: &AcquisitionRecord) -> Option<Micros> {
     let life = history.life_of(ask);
     match life.killed {
-        Some(killed) if rules.liveness == EndOfLease::Process && ask.ending.is_none() && ask.lost.is_none() => {
+        Some(killed) if rules.liveness == Liveness::Process && ask.ending.is_none() && ask.lost.is_none() => {
             Some(killed)
         }
         _ => ask.believed,
@@ -117,7 +119,7 @@ mod tests {
         sample::hold(&mut history, "b", 2, 50, 60);
         history.add(0, line(10, crate::event::LogEvent::Began { id: String::from("a"), fence: 1 }));
         history.lives[0].killed = Some(55);
-        assert_eq!(check(&history, Promises { liveness: EndOfLease::Process, ..sample::RULES }).len(), 1);
+        assert_eq!(check(&history, Promises { liveness: Liveness::Process, ..sample::RULES }).len(), 1);
         assert!(check(&history, sample::RULES).is_empty());
     }
 

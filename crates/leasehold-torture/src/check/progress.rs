@@ -8,7 +8,9 @@
 //! delays in a row add up. An ask that failed with an error was answered and counts as no waiter; the report counts
 //! errors by kind.
 
-use super::{EndOfLease, Promises, Violation};
+use leasehold::backend::Liveness;
+
+use super::{Promises, Violation};
 use crate::{
     history::{AcquisitionRecord, Queue, RunHistory},
     instant::{Micros, millis, seconds},
@@ -87,7 +89,7 @@ fn stages(history: &RunHistory, rules: Promises, ask: &AcquisitionRecord) -> Vec
         let ending = if life.slow { ask.released } else { ask.ending };
         let to = ending.or(ask.lost).unwrap_or(end).min(end);
         stages.push(WaitSpan { from: began, to, waits: false });
-        if rules.liveness == EndOfLease::Process {
+        if rules.liveness == Liveness::Process {
             let released = ask.released.or(ask.lost).unwrap_or(end);
             let stops = life.stops.iter().filter(|stop| began <= stop.from && stop.from < released);
             stages.extend(stops.map(|stop| WaitSpan { from: stop.from, to: stop.to, waits: false }));
@@ -167,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_stopped_holder_serves_and_a_waiter_that_is_granted_while_it_is_stopped_does_not() {
-        let rules = Promises { liveness: EndOfLease::Process, ..sample::RULES };
+        let rules = Promises { liveness: Liveness::Process, ..sample::RULES };
         let stop = Span { from: millis(1500), to: millis(2501) + bound() };
         let granted = |at| {
             let mut history = history(stop.to + 1);

@@ -45,14 +45,13 @@
 //!   `leasehold_fork::close_in_child` closes the child's copy.
 //!
 //! Helpers for all backends:
-//! [`Backoff`], [`HintSender`], [`EventHub`], [`Coalescer`], [`publish`]
+//! [`Backoff`], [`HintSender`], [`EventHub`], [`Coalescer`], [`publish()`]
 //! (turns the effects of an operation into hints, events and history), [`CollectedEffects`]
 //! (collects these until a write has succeeded), [`UrlOptions`] and [`RunTable`].
 //! [`backends::register`](crate::backends::register) adds a URL scheme from outside this crate.
 
 mod backoff;
 pub(crate) mod coalesce;
-mod effects;
 mod events;
 mod guarantees;
 mod hints;
@@ -61,6 +60,7 @@ pub mod model;
 mod opening;
 mod operation;
 pub(crate) mod options;
+mod publish;
 mod queue;
 mod runs;
 
@@ -71,7 +71,6 @@ use async_trait::async_trait;
 pub use self::{
     backoff::Backoff,
     coalesce::Coalescer,
-    effects::{Audience, CollectedEffects, publish},
     events::{EventHub, EventStream, Missed},
     guarantees::{Guarantees, Liveness, Reach},
     hints::{Hint, HintDelivery, HintSender, Hints},
@@ -79,6 +78,7 @@ pub use self::{
     opening::{OpenOptions, Opening},
     operation::{Operation, Performed},
     options::UrlOptions,
+    publish::{Audience, CollectedEffects, publish},
     runs::RunTable,
 };
 pub(crate) use self::{

@@ -153,7 +153,7 @@ impl Lease {
         }
     }
 
-    /// Returns why the lease was lost, or that it was released; `None` while it is held. `Gone` in a forked child.
+    /// Returns why the lease is no longer held; `None` while it is held. `Gone` in a forked child.
     pub fn loss(&self) -> Option<Loss> {
         if self.engine.is_inherited() {
             return Some(Loss::Gone);

@@ -394,7 +394,7 @@ impl LocalLease {
                 if matches!(state.phase, Phase::Held(_)) && !belief.has_ended() {
                     let answer = LastAnswer { sent_at: call.sent_at, belief: belief.clone() };
                     let _in_time = self.validity.extend(now, self.deadline_after(&answer, renewal.ttl));
-                    // A scan by the timer may have left the lease out meanwhile, because its deadline had passed.
+                    // The deadline had passed, so a scan by the timer may have dropped the lease from its bounds meanwhile.
                     return FollowUp::Schedule;
                 }
                 FollowUp::Nothing

@@ -50,7 +50,7 @@ impl Engine {
         let (release, running) = (self.release_task(lease, outcome, now, PolledBy::Caller), self.count_task());
         let (engine, released_lease) = (Arc::clone(self), Arc::clone(lease));
         if lease.is_detached() {
-            // The renewer, which takes over a slow release, forgot the lease when it was granted.
+            // The renewer takes over a slow release, and a detached lease left its schedule when it was granted.
             self.renewer.register(lease);
         }
         let task = async move {

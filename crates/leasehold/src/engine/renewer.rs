@@ -191,7 +191,7 @@ impl Renewer {
         self.threads.io.spawn(async move { telemetry.record_loss(&lease, clock.now()) });
     }
 
-    /// Leaves every queue now: possibly, a waiting caller is never polled again before the process exits.
+    /// Leaves every queue now, since a waiting caller may never be polled again before the process exits.
     pub(crate) fn stop_waiting(&self) {
         for lease in self.schedule.all(|_| true) {
             self.follow_up(&lease, lease.on_closed());

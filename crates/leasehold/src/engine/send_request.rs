@@ -21,8 +21,8 @@ use crate::{
     lease::{Answer, Decision, Moment, Outcome, Resource},
 };
 
-/// How long to wait for the answer to an abandoned request before releasing what it may have been granted, if the ttl ends
-/// a lease that this release misses.
+/// How long an abandoned request may stay unanswered before its lease is released all the same. If the request is
+/// carried out after that release, the ttl ends the lease; a lease that no ttl ends has no such limit.
 const LATE_ANSWER_WAIT: Duration = Duration::from_secs(1);
 
 /// The answer to a request.

@@ -18,13 +18,13 @@ pub enum LeaseHealth {
     Held,
     /// Renewals are failing, but the lease is still valid.
     InDoubt,
-    /// No longer held.
+    /// No longer held, though nobody here released it.
     Lost,
-    /// Released.
+    /// Released by this instance.
     Released,
 }
 
-/// Why a lease was lost.
+/// Why a lease is no longer held: it was lost, or this instance released it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Loss {
@@ -172,7 +172,7 @@ impl Validity {
         first
     }
 
-    /// Why the lease was lost; `None` while it is held.
+    /// Why the lease is no longer held; `None` while it is.
     pub(crate) fn loss(&self) -> Option<Loss> {
         Loss::from_number(self.loss_code.load(Ordering::SeqCst))
     }

@@ -155,7 +155,7 @@ pub enum Family {
     Election,
 }
 
-/// The kind and capacity of a resource, the same for all its live leases.
+/// The kind and capacity of a resource, which are the same for all its live leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Shape {

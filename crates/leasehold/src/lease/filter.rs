@@ -1,6 +1,6 @@
 //! Filters of listings and history: which resources, how many, since when.
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, ops::Range};
 
 use super::{EndedLease, Resource, Timestamp};
 use crate::setters::setters;
@@ -78,7 +78,7 @@ pub struct Selection {
 
 /// Selects ended leases, newest first.
 ///
-/// For the next page, set `until` to `ended_at` of the last lease returned. `until` is exclusive, so
+/// For the next page, call `until` with `ended_at` of the last lease returned. That time is excluded, so
 /// leases that ended in the same microsecond as that lease but did not fit on the page are skipped. This can happen to
 /// the leases of one process, which end together when it dies.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,10 +88,8 @@ pub struct HistoryFilter {
     pub names: Names,
     /// Whether to return only failures; see [`Ending::is_failure`](super::Ending::is_failure).
     pub failures: bool,
-    /// Leases that ended before this time are left out.
-    pub since: Option<Timestamp>,
-    /// Leases that ended at or after this time are left out.
-    pub until: Option<Timestamp>,
+    /// When the leases ended; the end of the range is exclusive.
+    pub ended: Range<Timestamp>,
     /// How many leases to return at most.
     pub limit: usize,
 }
@@ -99,7 +97,7 @@ pub struct HistoryFilter {
 impl HistoryFilter {
     /// Creates a filter for the newest hundred ended leases of these resources.
     pub fn new(names: Names) -> Self {
-        Self { names, failures: false, since: None, until: None, limit: 100 }
+        Self { names, failures: false, ended: Timestamp::MIN..Timestamp::MAX, limit: 100 }
     }
 
     setters! {
@@ -109,19 +107,27 @@ impl HistoryFilter {
         /// Sets whether to return failures only.
         pub fn failures(mut self, failures: bool) -> Self => failures;
 
-        /// Leaves out leases that ended before this time.
-        pub fn since(mut self, since: Timestamp) -> Self => Some(since);
+    }
 
-        /// Leaves out leases that ended at or after this time.
-        pub fn until(mut self, until: Timestamp) -> Self => Some(until);
+    /// Leaves out leases that ended before this time.
+    #[must_use]
+    pub fn since(mut self, since: Timestamp) -> Self {
+        self.ended.start = since;
+        self
+    }
+
+    /// Leaves out leases that ended at or after this time.
+    #[must_use]
+    pub fn until(mut self, until: Timestamp) -> Self {
+        self.ended.end = until;
+        self
     }
 
     /// Returns whether this lease passes the filter.
     pub fn include(&self, ended: &EndedLease) -> bool {
         self.names.include(&ended.resource)
             && (!self.failures || ended.ending.is_failure())
-            && self.since.is_none_or(|since| ended.ended_at >= since)
-            && self.until.is_none_or(|until| ended.ended_at < until)
+            && self.ended.contains(&ended.ended_at)
     }
 
     /// Selects the leases to return, newest first. Leases that ended at the same time keep their order.

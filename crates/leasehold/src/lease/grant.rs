@@ -29,7 +29,7 @@ impl<T> Answer<T> {
         self
     }
 
-    /// Converts the value.
+    /// Applies `change` to the value and keeps the rest.
     pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Answer<U> {
         Answer { value: change(self.value), incarnation: self.incarnation, belief: self.belief }
     }

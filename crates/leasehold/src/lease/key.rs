@@ -53,7 +53,7 @@ impl FromStr for LeaseId {
     }
 }
 
-/// Identifies one lease on one resource.
+/// The resource and the id that identify a lease.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct LeaseKey {

@@ -33,6 +33,6 @@ pub use record::{EndedLease, Event, EventKind, HistoryPage, LeasePage, LeaseReco
 pub use request::Metadata;
 pub(crate) use request::{Lifetime, Patience, Renewal, Request};
 pub use resource::Resource;
-pub use runs::{RunRecord, RunReport};
+pub use runs::{RunRecord, RunReport, SkippedRun};
 pub use time::{Moment, Timestamp, Ttl};
 pub(crate) use time::{micros, rounded};

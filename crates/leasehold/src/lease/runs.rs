@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Holder, Resource, Timestamp};
 
-/// The reported runs of a job under one lock.
+/// How often a job was skipped under one lock, and when it last succeeded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RunRecord {
@@ -12,10 +12,9 @@ pub struct RunRecord {
     pub resource: Resource,
     /// How many runs were skipped because the lock was busy.
     pub skips: u64,
-    /// When a run was last skipped, by the backend's wall clock.
-    pub last_skip: Option<Timestamp>,
-    /// Who held the lock when a run was last skipped.
-    pub held_by: Option<Holder>,
+    /// The last run that was skipped.
+    #[serde(flatten)]
+    pub last_skip: Option<SkippedRun>,
     /// When a run last succeeded, by the backend's wall clock.
     pub last_success: Option<Timestamp>,
 }
@@ -23,12 +22,17 @@ pub struct RunRecord {
 impl RunRecord {
     /// Creates a record without any runs; set the fields you know.
     pub const fn new(resource: Resource) -> Self {
-        Self { resource, skips: 0, last_skip: None, held_by: None, last_success: None }
+        Self { resource, skips: 0, last_skip: None, last_success: None }
+    }
+
+    /// Returns when a run was last skipped.
+    pub fn skipped_at(&self) -> Option<Timestamp> {
+        self.last_skip.as_ref().map(|skipped| skipped.at)
     }
 
     /// Returns when the last run was reported.
     pub fn last_report(&self) -> Option<Timestamp> {
-        self.last_skip.max(self.last_success)
+        self.skipped_at().max(self.last_success)
     }
 
     /// Adds the reports in `later`, a newer record of the same resource.
@@ -44,10 +48,28 @@ impl RunRecord {
     }
 
     fn take_newest(&mut self, other: Self) {
-        if other.last_skip > self.last_skip {
-            (self.last_skip, self.held_by) = (other.last_skip, other.held_by);
+        if other.skipped_at() > self.skipped_at() {
+            self.last_skip = other.last_skip;
         }
         self.last_success = self.last_success.max(other.last_success);
+    }
+}
+
+/// A run that was skipped because the lock was busy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SkippedRun {
+    /// When it was skipped, by the backend's wall clock.
+    #[serde(rename = "last_skip")]
+    pub at: Timestamp,
+    /// Who held the lock then, if that is known.
+    pub held_by: Option<Holder>,
+}
+
+impl SkippedRun {
+    /// Creates the record of a run that was skipped at this time.
+    pub const fn new(at: Timestamp, held_by: Option<Holder>) -> Self {
+        Self { at, held_by }
     }
 }
 
@@ -85,13 +107,34 @@ impl RunReport {
 
     /// Returns a record that contains only this report, received at `now`.
     pub fn record(&self, now: Timestamp) -> RunRecord {
-        let skipped = self.skips > 0;
         RunRecord {
             resource: self.resource.clone(),
             skips: self.skips,
-            last_skip: skipped.then_some(now),
-            held_by: self.held_by.clone().filter(|_| skipped),
+            last_skip: (self.skips > 0).then(|| SkippedRun::new(now, self.held_by.clone())),
             last_success: self.success.then_some(now),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stored_record_has_its_fields_side_by_side() {
+        let resource = Resource::new("job").unwrap();
+        let mut record =
+            RunReport::skipped(resource.clone(), Some(Holder::new("a").unwrap())).record(Timestamp::from_micros(5));
+        let stored = r#"{"resource":"job","skips":1,"last_skip":5,"held_by":"a","last_success":null}"#;
+        assert_eq!(serde_json::to_string(&record).unwrap(), stored);
+        assert_eq!(serde_json::from_str::<RunRecord>(stored).unwrap(), record);
+        let without_skip = r#"{"resource":"job","skips":0,"last_skip":null,"held_by":null,"last_success":7}"#;
+        let success = RunReport::succeeded(resource).record(Timestamp::from_micros(7));
+        assert_eq!(serde_json::from_str::<RunRecord>(without_skip).unwrap(), success);
+        record.add(success);
+        assert_eq!(
+            (record.skipped_at(), record.last_success),
+            (Some(Timestamp::from_micros(5)), Some(Timestamp::from_micros(7)))
+        );
     }
 }

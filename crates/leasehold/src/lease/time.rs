@@ -67,6 +67,11 @@ impl Moment {
 pub struct Timestamp(u64);
 
 impl Timestamp {
+    /// The earliest time, the beginning of 1970.
+    pub const MIN: Self = Self(0);
+    /// Later than every other time.
+    pub const MAX: Self = Self(u64::MAX);
+
     /// Creates the time this many microseconds after 1970.
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros)

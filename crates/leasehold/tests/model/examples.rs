@@ -1,6 +1,6 @@
 //! The rule by example.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use leasehold::{
     Fence, Holder, Resource, Ttl,
@@ -16,8 +16,8 @@ pub(crate) struct Desk {
     pub(crate) state: State,
     pub(crate) effects: Effects,
     pub(crate) now: u64,
-    pub(crate) absent: Vec<char>,
-    pub(crate) dead: Vec<char>,
+    /// The clients that are not simply present.
+    pub(crate) presences: HashMap<char, Presence>,
     /// What the leases of new clients end with.
     pub(crate) expiry: Expiry,
     /// Whose process performs the operations.
@@ -32,8 +32,7 @@ impl Desk {
             state: State::default(),
             effects: Effects::default(),
             now: 0,
-            absent: vec![],
-            dead: vec![],
+            presences: HashMap::new(),
             expiry: Expiry::ByClock,
             performer: '-',
         }
@@ -49,11 +48,10 @@ impl Desk {
     }
 
     pub(crate) fn with<T>(&mut self, rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T) -> T {
-        let presence = |entry: &Entry| match entry.holder.as_str().chars().next() {
-            Some(who) if self.dead.contains(&who) => Presence::Dead,
-            Some(who) if self.absent.contains(&who) => Presence::Absent,
-            Some(who) if self.performer == who => Presence::Own,
-            _ => Presence::Present,
+        let presence = |entry: &Entry| {
+            let who = entry.holder.as_str().chars().next().unwrap_or('-');
+            let usual = if who == self.performer { Presence::Own } else { Presence::Present };
+            self.presences.get(&who).copied().unwrap_or(usual)
         };
         let context = Context {
             now: Moment::from_micros(0).after(Duration::from_secs(self.now)),
@@ -216,7 +214,7 @@ fn a_holder_behind_a_passed_over_waiter_is_counted_among_the_ends_ahead() {
     for who in ['a', 'b', 'c'] {
         desk.queue(who, Claim::EXCLUSIVE);
     }
-    desk.absent = vec!['b'];
+    desk.presences.insert('b', Presence::Absent);
     desk.now = 10;
     desk.renew(&Renewal::new(key('b'), seconds(TTL)));
     desk.release('a');
@@ -244,7 +242,7 @@ fn the_lease_id_of_a_dead_process_is_worth_nothing() {
     for expiry in [Expiry::ByClock, Expiry::ByPresence] {
         let mut desk = Desk { expiry, ..Desk::new() };
         desk.queue('a', Claim::EXCLUSIVE);
-        desk.dead = vec!['a'];
+        desk.presences.insert('a', Presence::Dead);
         let before = desk.state.clone();
         assert_eq!(desk.renew(&Renewal::new(key('a'), seconds(TTL))), Standing::Gone);
         desk.state = before;
@@ -272,10 +270,10 @@ fn the_absent_are_passed_over_and_keep_their_place() {
     for who in ['a', 'b', 'c', 'd'] {
         desk.queue(who, Claim::EXCLUSIVE);
     }
-    desk.absent = vec!['b'];
+    desk.presences.insert('b', Presence::Absent);
     desk.release('a');
     assert_eq!(desk.order(), "c|bd");
-    desk.absent.clear();
+    desk.presences.clear();
     desk.release('c');
     assert_eq!(desk.order(), "b|d");
 }
@@ -286,7 +284,7 @@ fn the_dead_are_dropped_at_once_whether_they_hold_or_wait() {
     for who in ['a', 'b', 'c'] {
         desk.queue(who, Claim::EXCLUSIVE);
     }
-    desk.dead = vec!['a', 'b'];
+    desk.presences.extend([('a', Presence::Dead), ('b', Presence::Dead)]);
     desk.settle();
     assert_eq!(desk.order(), "c|");
     assert!(desk.effects.ended.iter().all(|ended| ended.ending == Ending::Disconnected));
@@ -330,7 +328,7 @@ fn an_unanswered_ask_is_settled_by_asking_again() {
 #[test]
 fn a_listing_shows_holders_first_then_the_queue() {
     let mut desk = Desk::new();
-    desk.absent = vec!['b'];
+    desk.presences.insert('b', Presence::Absent);
     for who in ['a', 'b', 'c'] {
         desk.queue(who, Claim::LEADER);
     }

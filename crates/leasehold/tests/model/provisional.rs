@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold::{
     backend::{
         Decision, Renewal,
-        model::{CONFIRM_WITHIN, Entry, EntryState, Expiry, Granted, State},
+        model::{CONFIRM_WITHIN, Entry, EntryState, Expiry, Granted, Presence, State},
     },
     lease::{Claim, Ending, Evicted, LeaseState, Released, Standing},
 };
@@ -111,7 +111,7 @@ fn what_lives_by_the_clock_is_never_provisional() {
 fn a_provisional_holder_dies_is_evicted_and_gives_back_like_any_other() {
     let mut desk = queue_of_processes();
     by(&mut desk, 'a').release('a');
-    desk.dead = vec!['b'];
+    desk.presences.insert('b', Presence::Dead);
     desk.settle();
     assert_eq!((desk.order().as_str(), is_provisional(&desk, 'c')), ("c|", true));
 

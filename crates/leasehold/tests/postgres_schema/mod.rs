@@ -40,3 +40,26 @@ pub fn server_with_schema(settings: &[&str]) -> Postgres {
     install_schema(&server.url(), None).unwrap();
     server
 }
+
+/// SQL for `by_hand.ask_all` and `by_hand.give_all`, short ways to acquire and release several mutexes of this namespace
+/// with an id per label and name.
+pub fn many_by_hand(namespace: &str) -> String {
+    r#"
+create or replace function by_hand.ask_all(p_names text[], p_label text) returns text language sql volatile as $$
+  select string_agg(verdict::text, '' order by at) from leasehold.acquire_many('NAMESPACE', null, null, 'a', p_names,
+    array(select md5(p_label || n)::uuid from unnest(p_names) n), array(select 'x'::"char" from unnest(p_names)),
+    array(select 2147483647 from unnest(p_names)), array(select 2147483647 from unnest(p_names)),
+    array(select 600000000::bigint from unnest(p_names)), array(select null::int from unnest(p_names)),
+    array(select false from unnest(p_names)), array(select p_label from unnest(p_names)),
+    array(select null::text from unnest(p_names)), array(select '{}'::jsonb from unnest(p_names)),
+    array(select null::bigint from unnest(p_names)))
+$$;
+create or replace function by_hand.give_all(p_names text[], p_label text, p_history "char" default 'a', p_ending text default 'released')
+returns text language sql volatile as $$
+  select string_agg(verdict::text, '' order by at) from leasehold.release_many('NAMESPACE', null, p_history, p_names,
+    array(select md5(p_label || n)::uuid from unnest(p_names) n), array(select p_ending from unnest(p_names)),
+    array(select null::text from unnest(p_names)), array(select null::text from unnest(p_names)))
+$$;
+"#
+    .replace("NAMESPACE", namespace)
+}

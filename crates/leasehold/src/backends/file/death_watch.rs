@@ -63,7 +63,7 @@ impl DeathWatch {
         let new = self.watches.lock().keep_watched(resource, wanted);
         let mut is_dead = false;
         for id in new {
-            // Opened without the lock, for which the task of another watch may wait on the I/O thread.
+            // Opening may take long, so this thread does not hold the lock: on the I/O thread, a task may be waiting for it.
             let _inside = self.runtime.enter();
             match open(&self.directory.presence(id)).and_then(pipe::Sender::from_file) {
                 Ok(fifo) => self.watch(id, fifo, resource),

@@ -132,7 +132,7 @@ fn invalid_reason(state: &State, owners: &HashMap<crate::lease::LeaseId, Uuid>) 
     if entries.windows(2).any(|pair| pair[0].claim.shape() != pair[1].claim.shape()) {
         return Some("its entries are of different kinds");
     }
-    // The latch, which other records share, stores the fence, and there must be a next one.
+    // The latch stores this fence for other records too, and the next fence must not exceed the maximum.
     if *last_fence >= Fence::MAX {
         return Some("its fence is out of range");
     }

@@ -59,7 +59,7 @@ impl FileInstance {
         let mut findings = Vec::new();
         let mut open_to_all = false;
         let records = self.directory.records();
-        // The directory of the namespace, and ROOT.
+        // The directory of the namespace, and the root that contains it.
         for directory in records.ancestors().skip(1).take(2) {
             let others_replace =
                 fs::metadata(directory).is_ok_and(|found| found.mode() & 0o022 != 0 && found.mode() & 0o1000 == 0);
@@ -69,7 +69,7 @@ impl FileInstance {
                 findings.push(Finding::new(Severity::Warning, "permissions", message));
             }
         }
-        // The same two, and `records`.
+        // Those two, and the directory of the records.
         for directory in records.ancestors().take(3) {
             let world_writable = fs::metadata(directory).is_ok_and(|directory| directory.mode() & 0o1002 == 0o002);
             if world_writable {

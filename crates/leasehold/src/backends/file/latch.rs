@@ -32,8 +32,8 @@ const LATCHES: u8 = 64;
 /// How long to wait for one process. An operation takes far less than a millisecond, so a process that holds a latch
 /// this long is stopped or stuck.
 pub(super) const STUCK_AFTER: Duration = Duration::from_secs(2);
-/// The same while the last wait for the latch timed out: calls would otherwise queue up behind a process that is stuck. It is
-/// long enough to find a gap between the operations of a busy process.
+/// How long to wait after an earlier wait for the same latch has timed out, so that calls do not queue up behind a stuck
+/// process. Long enough to find a gap between the operations of a busy process.
 const STILL_STUCK_AFTER: Duration = Duration::from_millis(20);
 /// How long a caller's thread may wait for another thread of this process.
 const BRIEFLY: Duration = Duration::from_micros(200);

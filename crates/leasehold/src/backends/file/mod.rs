@@ -111,7 +111,7 @@ impl FileBackend {
         operation: impl Fn(&FileInstance, LatchWait) -> Result<Option<T>> + Send + 'static,
     ) -> Result<T> {
         if self.instance.is_fast()
-            // Nothing may wait for a disk there.
+            // The library's own threads must not wait for a disk.
             && !on_own_thread()
             && let Some(done) = operation(&self.instance, LatchWait::Briefly)?
         {
@@ -142,7 +142,7 @@ impl Drop for FileBackend {
             self.listener.abort();
             self.notifications.leave_caller();
             if on_own_thread() {
-                // A slow disk would hold up every renewal.
+                // Elsewhere, since a slow disk would hold up every renewal on this thread.
                 let instance = Arc::clone(&self.instance);
                 drop(self.runtime.spawn_blocking(move || instance.remove_files()));
             } else {
@@ -381,7 +381,7 @@ mod tests {
         let url = format!("file://{}", root.path().display());
         let presences = root.path().join("test/presence");
         let count = move || fs::read_dir(&presences).unwrap().count();
-        // Now and then the other thread may be faster than the look.
+        // Many times, since the other thread may remove them before they are counted.
         for _ in 0..100 {
             let options = FileOptions::from_url(&url, "test", Arc::new(SystemClock)).unwrap();
             let backend = FileBackend::open(options).await.unwrap();

@@ -154,7 +154,7 @@ impl Watchers {
         }
     }
 
-    /// Frees our own line, unless it is another's by now: others take the line of an instance that seems dead.
+    /// Frees our own line, unless another instance has taken it over because this one seemed dead.
     fn leave(&self) -> bool {
         self.free_lines_of(&HashSet::from([self.own_presence.id()]))
     }

@@ -19,8 +19,8 @@ const SWEEP_AFTER: usize = 64;
 /// Some of the resources. A resource without leases has no slot.
 pub(super) struct Shard {
     slots: HashTable<ResourceSlot>,
-    /// The newest fence among the slots that were removed: new ones start from it,
-    /// so that no fence falls and no name has to be remembered.
+    /// The newest fence of all removed slots. A new slot starts from it, so that fences rise although
+    /// the names of removed slots are forgotten.
     fence_floor: Fence,
     history: VecDeque<EndedLease>,
     /// Operations left until the next sweep.
@@ -68,10 +68,10 @@ impl ResourceSlot {
     }
 }
 
-/// Hints that are sent once the latch is free: a waiter that wakes takes it next.
+/// Hints to send once the latch is free, since the waiter that they wake takes it next.
 pub(super) type PendingHints = Vec<(InstanceId, Hint)>;
 
-/// Who learns of an operation on one resource.
+/// Receives the effects of an operation on one resource.
 struct OperationAudience<'a> {
     callers: &'a mut Vec<(LeaseId, InstanceId)>,
     hints: &'a mut PendingHints,
@@ -137,8 +137,8 @@ impl Shard {
 
     /// Ends expired leases that nobody touches.
     ///
-    /// As many operations as the last sweep had entries to look at pass between
-    /// two sweeps, so that each operation pays for one entry.
+    /// After a sweep that looked at `n` entries, the next one comes `n` operations later, so that each operation
+    /// pays for one entry.
     pub(super) fn sweep_now_and_then(&mut self, context: &Context<'_>, events: &EventHub, hints: &mut PendingHints) {
         self.sweep_in -= 1;
         if self.sweep_in > 0 {

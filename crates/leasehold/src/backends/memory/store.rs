@@ -55,7 +55,7 @@ impl Store {
         }
     }
 
-    /// The one store of this name and namespace, made when nobody has it yet.
+    /// Returns the store of this name and namespace; creates it if no instance has it.
     pub(super) fn shared(name: &str, namespace: &str, clock: Arc<dyn Clock>) -> Arc<Self> {
         /// By process, name and namespace: a forked child shares no store with its parent.
         type StoreKey = (u32, String, String);
@@ -79,7 +79,7 @@ impl Store {
         instance
     }
 
-    /// The instance is gone; its leases stay until they expire.
+    /// Removes an instance that is gone. Its leases stay until they expire.
     pub(super) fn leave(&self, instance: InstanceId) {
         self.instances.lock().remove(&instance);
     }
@@ -92,7 +92,7 @@ impl Store {
         self.clock.now().since(self.made_at)
     }
 
-    /// How many names the store knows.
+    /// How many names the store has.
     pub(super) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().len()).sum()
     }

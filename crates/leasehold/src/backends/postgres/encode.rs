@@ -15,137 +15,164 @@ use super::{
 };
 use crate::{
     Result,
-    lease::{LeaseKey, Lifetime, Metadata, Mode, Outcome, Patience, Request, micros},
+    lease::{LeaseKey, Lifetime, Metadata, Mode, Outcome, Patience, Renewal, Request, micros},
 };
 
-/// The values of one parameter, one for each call.
-struct Column<T> {
-    values: Vec<T>,
-    scalar_type: Type,
-    array_type: Type,
+/// A type of one value, and the type of an array of such values.
+trait Scalar: ToSql + Sync {
+    const TYPES: [Type; 2];
 }
 
-impl<T: ToSql + Sync> Column<T> {
-    fn new(scalar_type: Type, array_type: Type) -> Self {
-        Self { values: Vec::new(), scalar_type, array_type }
-    }
+/// The types of the values in Rust, and what they are in Postgres.
+macro_rules! scalars {
+    ($($scalar:ty => $of_one:ident, $of_many:ident);+ $(;)?) => {
+        $(impl Scalar for $scalar {
+            const TYPES: [Type; 2] = [Type::$of_one, Type::$of_many];
+        })+
+    };
+}
 
-    /// The value itself for one call, an array for several.
-    fn parameter(&self) -> Parameter<'_> {
-        match self.values.as_slice() {
-            [only] => (only, self.scalar_type.clone()),
-            _ => (&self.values, self.array_type.clone()),
+scalars! {
+    &str => TEXT, TEXT_ARRAY;
+    String => TEXT, TEXT_ARRAY;
+    Uuid => UUID, UUID_ARRAY;
+    i8 => CHAR, CHAR_ARRAY;
+    i32 => INT4, INT4_ARRAY;
+    i64 => INT8, INT8_ARRAY;
+    bool => BOOL, BOOL_ARRAY;
+    Json<Metadata> => JSONB, JSONB_ARRAY;
+}
+
+impl<T: Scalar> Scalar for Option<T> {
+    const TYPES: [Type; 2] = T::TYPES;
+}
+
+/// Values as a parameter: the value itself for one call, an array for several.
+fn parameter<T: Scalar>(values: &Vec<T>) -> Parameter<'_> {
+    let [of_one, of_many] = T::TYPES;
+    match values.as_slice() {
+        [only] => (only, of_one),
+        _ => (values, of_many),
+    }
+}
+
+/// Values as a parameter that is always an array.
+fn array<T: Scalar>(values: &Vec<T>) -> Parameter<'_> {
+    let [_, of_many] = T::TYPES;
+    (values, of_many)
+}
+
+/// Defines a struct that has a value of each column for each call, in the order of the function's parameters. `as` says
+/// which function makes a parameter of a column.
+macro_rules! columns {
+    ($(#[$doc:meta])* struct $columns:ident<$text:lifetime> as $parameter:ident { $($column:ident: $value:ty),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Default)]
+        pub(super) struct $columns<$text> { $($column: Vec<$value>),+ }
+
+        impl $columns<'_> {
+            pub(super) fn parameters(&self) -> impl Iterator<Item = Parameter<'_>> {
+                [$($parameter(&self.$column)),+].into_iter()
+            }
         }
+    };
+}
+
+columns! {
+    /// The columns of some acquires.
+    struct AcquireColumns<'a> as parameter {
+        names: &'a str,
+        ids: Uuid,
+        modes: i8,
+        units: i32,
+        capacities: i32,
+        ttls: i64,
+        max_ahead: Option<i32>,
+        attached: bool,
+        holders: &'a str,
+        notes: Option<String>,
+        metadata: Json<Metadata>,
+        floors: Option<i64>,
     }
 }
 
-/// The columns of some acquires.
+columns! {
+    /// The columns of some releases.
+    struct Releases<'a> as parameter {
+        names: &'a str,
+        ids: Uuid,
+        endings: &'static str,
+        problems: Option<String>,
+        details: Option<String>,
+    }
+}
+
+columns! {
+    /// The columns of some renewals that change nothing but the expiry.
+    struct ExtensionColumns<'a> as array {
+        names: &'a str,
+        ids: Uuid,
+        ttls: i64,
+    }
+}
+
+columns! {
+    /// The columns of some renewals.
+    struct RenewalColumns<'a> as array {
+        names: &'a str,
+        ids: Uuid,
+        ttls: i64,
+        floors: Option<i64>,
+        modes: Option<i8>,
+        units: Option<i32>,
+        capacities: Option<i32>,
+        metadata: Option<Json<Metadata>>,
+        detached: bool,
+    }
+}
+
+/// Some acquires; those that are bound to a session are all bound to the same one.
+#[derive(Default)]
 pub(super) struct Acquires<'a> {
     session: Option<i32>,
-    names: Column<&'a str>,
-    ids: Column<Uuid>,
-    modes: Column<i8>,
-    units: Column<i32>,
-    capacities: Column<i32>,
-    ttls: Column<i64>,
-    max_ahead: Column<Option<i32>>,
-    attached: Column<bool>,
-    holders: Column<&'a str>,
-    notes: Column<Option<String>>,
-    metadata: Column<Json<Metadata>>,
-    floors: Column<Option<i64>>,
-}
-
-impl Default for Acquires<'_> {
-    fn default() -> Self {
-        Self {
-            session: None,
-            names: Column::new(Type::TEXT, Type::TEXT_ARRAY),
-            ids: Column::new(Type::UUID, Type::UUID_ARRAY),
-            modes: Column::new(Type::CHAR, Type::CHAR_ARRAY),
-            units: Column::new(Type::INT4, Type::INT4_ARRAY),
-            capacities: Column::new(Type::INT4, Type::INT4_ARRAY),
-            ttls: Column::new(Type::INT8, Type::INT8_ARRAY),
-            max_ahead: Column::new(Type::INT4, Type::INT4_ARRAY),
-            attached: Column::new(Type::BOOL, Type::BOOL_ARRAY),
-            holders: Column::new(Type::TEXT, Type::TEXT_ARRAY),
-            notes: Column::new(Type::TEXT, Type::TEXT_ARRAY),
-            metadata: Column::new(Type::JSONB, Type::JSONB_ARRAY),
-            floors: Column::new(Type::INT8, Type::INT8_ARRAY),
-        }
-    }
+    columns: AcquireColumns<'a>,
 }
 
 impl<'a> Acquires<'a> {
-    /// Adds a request; all session-bound requests of a batch share one session.
     pub(super) fn push(&mut self, request: &'a Request, session: Option<i32>) {
         self.session = session.or(self.session);
-        self.names.values.push(request.key.resource.as_str());
-        self.ids.values.push(Uuid::from_u128(request.key.id.as_u128()));
-        self.modes.values.push(mode_code(request.claim.mode()));
-        self.units.values.push(int(request.claim.units()));
-        self.capacities.values.push(int(request.claim.capacity()));
-        self.ttls.values.push(long(micros(request.ttl.get())));
-        self.max_ahead.values.push(match request.patience {
+        let columns = &mut self.columns;
+        columns.names.push(request.key.resource.as_str());
+        columns.ids.push(Uuid::from_u128(request.key.id.as_u128()));
+        columns.modes.push(mode_code(request.claim.mode()));
+        columns.units.push(int(request.claim.units()));
+        columns.capacities.push(int(request.claim.capacity()));
+        columns.ttls.push(long(micros(request.ttl.get())));
+        columns.max_ahead.push(match request.patience {
             Patience::Try => Some(-1),
             Patience::Queue => request.max_waiters.map(int),
         });
-        self.attached.values.push(request.lifetime == Lifetime::Attached);
-        self.holders.values.push(request.holder.as_str());
-        self.notes.values.push(request.note.as_deref().map(storable));
-        self.metadata.values.push(Json(storable_metadata(&request.metadata)));
-        self.floors.values.push(request.fence_floor.map(|floor| long(floor.get())));
+        columns.attached.push(request.lifetime == Lifetime::Attached);
+        columns.holders.push(request.holder.as_str());
+        columns.notes.push(request.note.as_deref().map(storable));
+        columns.metadata.push(Json(storable_metadata(&request.metadata)));
+        columns.floors.push(request.fence_floor.map(|floor| long(floor.get())));
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.names.values.is_empty()
+        self.columns.names.is_empty()
     }
 
     pub(super) async fn send(&self, connection: &Connection, instance: &InstanceParams) -> Result<Vec<Row>, Failure> {
-        let statement = match self.names.values.len() {
-            1 => Statement::AcquireOne,
-            _ => Statement::AcquireMany,
-        };
-        let parameters = [
-            (&instance.namespace as &(dyn ToSql + Sync), Type::TEXT),
+        let statement = if self.columns.names.len() == 1 { Statement::AcquireOne } else { Statement::AcquireMany };
+        let mut parameters: Vec<Parameter<'_>> = vec![
+            (&instance.namespace, Type::TEXT),
             (&instance.channel, Type::TEXT),
             (&self.session, Type::INT4),
             (&instance.history, Type::CHAR),
-            self.names.parameter(),
-            self.ids.parameter(),
-            self.modes.parameter(),
-            self.units.parameter(),
-            self.capacities.parameter(),
-            self.ttls.parameter(),
-            self.max_ahead.parameter(),
-            self.attached.parameter(),
-            self.holders.parameter(),
-            self.notes.parameter(),
-            self.metadata.parameter(),
-            self.floors.parameter(),
         ];
+        parameters.extend(self.columns.parameters());
         connection.call(statement, &parameters).await
-    }
-}
-
-/// The columns of some releases.
-pub(super) struct Releases<'a> {
-    names: Column<&'a str>,
-    ids: Column<Uuid>,
-    endings: Column<&'static str>,
-    problems: Column<Option<String>>,
-    details: Column<Option<String>>,
-}
-
-impl Default for Releases<'_> {
-    fn default() -> Self {
-        Self {
-            names: Column::new(Type::TEXT, Type::TEXT_ARRAY),
-            ids: Column::new(Type::UUID, Type::UUID_ARRAY),
-            endings: Column::new(Type::TEXT, Type::TEXT_ARRAY),
-            problems: Column::new(Type::TEXT, Type::TEXT_ARRAY),
-            details: Column::new(Type::TEXT, Type::TEXT_ARRAY),
-        }
     }
 }
 
@@ -155,29 +182,50 @@ impl<'a> Releases<'a> {
             Outcome::Failed(problem) => Some(problem),
             _ => None,
         };
-        self.names.values.push(key.resource.as_str());
-        self.ids.values.push(Uuid::from_u128(key.id.as_u128()));
-        self.endings.values.push(outcome.ending().as_str());
-        self.problems.values.push(problem.map(|problem| storable(&problem.kind)));
-        self.details.values.push(problem.map(|problem| storable(&problem.details)));
+        self.names.push(key.resource.as_str());
+        self.ids.push(Uuid::from_u128(key.id.as_u128()));
+        self.endings.push(outcome.ending().as_str());
+        self.problems.push(problem.map(|problem| storable(&problem.kind)));
+        self.details.push(problem.map(|problem| storable(&problem.details)));
     }
 
     pub(super) async fn send(&self, connection: &Connection, instance: &InstanceParams) -> Result<Vec<Row>, Failure> {
-        let statement = match self.names.values.len() {
-            1 => Statement::ReleaseOne,
-            _ => Statement::ReleaseMany,
-        };
-        let parameters = [
-            (&instance.namespace as &(dyn ToSql + Sync), Type::TEXT),
+        let statement = if self.names.len() == 1 { Statement::ReleaseOne } else { Statement::ReleaseMany };
+        let mut parameters: Vec<Parameter<'_>> = vec![
+            (&instance.namespace, Type::TEXT),
             (&instance.channel, Type::TEXT),
             (&instance.history, Type::CHAR),
-            self.names.parameter(),
-            self.ids.parameter(),
-            self.endings.parameter(),
-            self.problems.parameter(),
-            self.details.parameter(),
         ];
+        parameters.extend(self.parameters());
         connection.call(statement, &parameters).await
+    }
+}
+
+impl<'a> ExtensionColumns<'a> {
+    pub(super) fn of(renewals: impl Iterator<Item = &'a Renewal>) -> Self {
+        let mut columns = Self::default();
+        for renewal in renewals {
+            columns.names.push(renewal.key.resource.as_str());
+            columns.ids.push(Uuid::from_u128(renewal.key.id.as_u128()));
+            columns.ttls.push(long(micros(renewal.ttl.get())));
+        }
+        columns
+    }
+}
+
+impl<'a> RenewalColumns<'a> {
+    pub(super) fn of(renewals: &[&'a Renewal]) -> Self {
+        let ExtensionColumns { names, ids, ttls } = ExtensionColumns::of(renewals.iter().copied());
+        let mut columns = Self { names, ids, ttls, ..Self::default() };
+        for renewal in renewals {
+            columns.floors.push(renewal.fence_floor.map(|floor| long(floor.get())));
+            columns.modes.push(renewal.downgrade.map(|claim| mode_code(claim.mode())));
+            columns.units.push(renewal.downgrade.map(|claim| int(claim.units())));
+            columns.capacities.push(renewal.downgrade.map(|claim| int(claim.capacity())));
+            columns.detached.push(renewal.detach);
+            columns.metadata.push(renewal.metadata.as_ref().map(|metadata| Json(storable_metadata(metadata))));
+        }
+        columns
     }
 }
 

@@ -16,8 +16,8 @@ use crate::{
     Result,
     backend::{EventStream, Finding, Inspect, RunTable},
     lease::{
-        EndedLease, Evicted, Fence, HistoryFilter, Holder, LeasePage, ListFilter, Names, Resource, RunRecord,
-        RunReport, micros,
+        EndedLease, Evicted, Fence, HistoryFilter, Holder, LeasePage, ListFilter, Names, Resource, RunRecord, RunReport,
+        Timestamp, micros,
     },
 };
 
@@ -89,6 +89,7 @@ impl Inspect for PostgresBackend {
 
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
         let (exactly, prefix) = exact_and_prefix(&filter.names);
+        let until = Some(filter.ended.end).filter(|end| *end < Timestamp::MAX).map(|end| long(end.as_micros()));
         let reply = self
             .router
             .call_slow(
@@ -98,8 +99,8 @@ impl Inspect for PostgresBackend {
                     (&exactly, Type::TEXT),
                     (&prefix, Type::TEXT),
                     (&filter.failures, Type::BOOL),
-                    (&filter.since.map(|time| long(time.as_micros())), Type::INT8),
-                    (&filter.until.map(|time| long(time.as_micros())), Type::INT8),
+                    (&long(filter.ended.start.as_micros()), Type::INT8),
+                    (&until, Type::INT8),
                     (&i64::try_from(filter.limit).unwrap_or(i64::MAX), Type::INT8),
                 ],
             )

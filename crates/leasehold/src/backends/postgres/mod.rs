@@ -28,6 +28,7 @@ use std::{fmt, os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use tokio::task::AbortHandle;
+pub use rustls::ClientConfig;
 pub use tokio_postgres::Config;
 use uuid::Uuid;
 

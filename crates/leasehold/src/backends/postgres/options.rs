@@ -181,6 +181,18 @@ impl PostgresOptions {
     }
 
     /// Uses this TLS configuration instead of the `ssl…` parameters. `sslmode=disable` still turns TLS off.
+    ///
+    /// ```
+    /// use std::{sync::Arc, time::Duration};
+    /// use leasehold::{backends::postgres::{ClientConfig, PostgresOptions}, clock::SystemClock};
+    ///
+    /// let url = "postgres://app@db.internal/shop";
+    /// let options = PostgresOptions::from_url(url, "default", Arc::new(SystemClock), Duration::from_secs(3))?;
+    /// let trusted = rustls::RootCertStore::empty(); // … and the authorities of the program
+    /// let tls = ClientConfig::builder().with_root_certificates(trusted).with_no_client_auth();
+    /// let options = options.tls_config(Arc::new(tls));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[must_use]
     pub fn tls_config(mut self, config: Arc<ClientConfig>) -> Self {
         if self.config.get_ssl_mode() == SslMode::Prefer {

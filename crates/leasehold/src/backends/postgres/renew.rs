@@ -10,16 +10,12 @@ use std::{
 
 use parking_lot::Mutex as SyncMutex;
 use tokio::{runtime::Handle, sync::Mutex, time::timeout};
-use tokio_postgres::{
-    Row,
-    types::{Json, Type},
-};
-use uuid::Uuid;
+use tokio_postgres::{Row, types::Type};
 
 use super::{
-    connection::{ConnectionRouter, Reply},
+    connection::{ConnectionRouter, Parameter, Reply},
     decode,
-    encode::{int, long, mode_code, storable_metadata},
+    encode::{ExtensionColumns, RenewalColumns},
     errors::{Failure, FailureKind},
     liveness::{DeadHolderPoller, Sessions},
     ops::InstanceParams,
@@ -27,7 +23,7 @@ use super::{
 };
 use crate::{
     backend::HintSender,
-    lease::{Answer, Incarnation, LeaseId, Moment, Renewal, Resource, Standing, micros},
+    lease::{Answer, Incarnation, LeaseId, Moment, Renewal, Resource, Standing},
 };
 
 /// How many leases are renewed in one statement that may block.
@@ -254,26 +250,14 @@ impl RenewCalls {
         sessions: &Sessions,
         renewals: impl Iterator<Item = &'a Renewal>,
     ) -> Result<Renewed, Failure> {
-        let (mut names, mut ids, mut ttls) = (Vec::new(), Vec::new(), Vec::new());
-        for renewal in renewals {
-            names.push(renewal.key.resource.as_str());
-            ids.push(Uuid::from_u128(renewal.key.id.as_u128()));
-            ttls.push(long(micros(renewal.ttl.get())));
-        }
-        let reply = self
-            .router
-            .call(
-                Statement::RenewMany,
-                &[
-                    (&self.instance.namespace, Type::TEXT),
-                    (&self.instance.channel, Type::TEXT),
-                    (&sessions.abandoned, Type::INT4_ARRAY),
-                    (&names, Type::TEXT_ARRAY),
-                    (&ids, Type::UUID_ARRAY),
-                    (&ttls, Type::INT8_ARRAY),
-                ],
-            )
-            .await?;
+        let columns = ExtensionColumns::of(renewals);
+        let mut parameters: Vec<Parameter<'_>> = vec![
+            (&self.instance.namespace, Type::TEXT),
+            (&self.instance.channel, Type::TEXT),
+            (&sessions.abandoned, Type::INT4_ARRAY),
+        ];
+        parameters.extend(columns.parameters());
+        let reply = self.router.call(Statement::RenewMany, &parameters).await?;
         Renewed::from(&reply, decode::renewed)
     }
 
@@ -287,44 +271,17 @@ impl RenewCalls {
         // The call could delay some of these leases for the sake of another: a lease is exempt only if it is alone.
         let exempt: &[LeaseId] = if let [only] = renewals { &[only.key.id] } else { &[] };
         let waits = locked_rows == LockedRows::Wait;
-        let (mut names, mut ids, mut ttls) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut floors, mut modes, mut units) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut capacities, mut metadata, mut detached) = (Vec::new(), Vec::new(), Vec::new());
-        for renewal in renewals {
-            names.push(renewal.key.resource.as_str());
-            ids.push(Uuid::from_u128(renewal.key.id.as_u128()));
-            ttls.push(long(micros(renewal.ttl.get())));
-            floors.push(renewal.fence_floor.map(|floor| long(floor.get())));
-            modes.push(renewal.downgrade.map(|claim| mode_code(claim.mode())));
-            units.push(renewal.downgrade.map(|claim| int(claim.units())));
-            capacities.push(renewal.downgrade.map(|claim| int(claim.capacity())));
-            metadata.push(renewal.metadata.as_ref().map(|metadata| Json(storable_metadata(metadata))));
-            detached.push(renewal.detach);
-        }
-        let reply = self
-            .router
-            .call_blocking(
-                exempt,
-                Statement::RenewEach,
-                &[
-                    (&self.instance.namespace, Type::TEXT),
-                    (&self.instance.channel, Type::TEXT),
-                    (&sessions.current, Type::INT4),
-                    (&sessions.abandoned, Type::INT4_ARRAY),
-                    (&self.instance.history, Type::CHAR),
-                    (&names, Type::TEXT_ARRAY),
-                    (&ids, Type::UUID_ARRAY),
-                    (&ttls, Type::INT8_ARRAY),
-                    (&floors, Type::INT8_ARRAY),
-                    (&modes, Type::CHAR_ARRAY),
-                    (&units, Type::INT4_ARRAY),
-                    (&capacities, Type::INT4_ARRAY),
-                    (&metadata, Type::JSONB_ARRAY),
-                    (&waits, Type::BOOL),
-                    (&detached, Type::BOOL_ARRAY),
-                ],
-            )
-            .await?;
+        let columns = RenewalColumns::of(renewals);
+        let mut parameters: Vec<Parameter<'_>> = vec![
+            (&self.instance.namespace, Type::TEXT),
+            (&self.instance.channel, Type::TEXT),
+            (&sessions.current, Type::INT4),
+            (&sessions.abandoned, Type::INT4_ARRAY),
+            (&self.instance.history, Type::CHAR),
+        ];
+        parameters.extend(columns.parameters());
+        parameters.push((&waits, Type::BOOL));
+        let reply = self.router.call_blocking(exempt, Statement::RenewEach, &parameters).await?;
         Renewed::from(&reply, decode::answer)
     }
 }

@@ -144,8 +144,8 @@ impl Shared {
             let Some(oldest) = entries.last() else { break };
             until = format!("({}", oldest.id);
             let count = entries.len();
-            // Entries written before `since` hold only leases that ended before it.
-            let past = filter.since.is_some_and(|since| oldest.written_ms < since.as_micros() / 1000);
+            // An entry holds only leases that ended before it was written.
+            let past = oldest.written_ms < filter.ended.start.as_micros() / 1000;
             let leases = entries.into_iter().flat_map(|entry| entry.leases);
             found.extend(leases.filter(|ended| filter.include(ended)));
             if past || count < HISTORY_AT_ONCE {

@@ -41,7 +41,7 @@ pub struct RedisOptions {
     pub history: HistoryLevel,
     /// Where a grant must be stored before it counts; in the server's memory by default.
     pub durability: Durability,
-    /// Decides instead of the server's clock: for tests that move time.
+    /// Replaces the server's clock, for tests that move time.
     #[doc(hidden)]
     pub clock: Option<Arc<dyn Clock>>,
 }

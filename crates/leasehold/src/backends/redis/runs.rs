@@ -14,7 +14,7 @@ use super::{
 use crate::{
     Error, Result,
     backend::RunTable,
-    lease::{Holder, Names, Resource, RunRecord, RunReport, Timestamp},
+    lease::{Holder, Names, Resource, RunRecord, RunReport, SkippedRun, Timestamp},
 };
 
 /// The most reports in one call, so that no call keeps the server busy for long.
@@ -95,7 +95,8 @@ fn record(name: &Value, value: &Value) -> Result<RunRecord> {
     let mut number = || columns.next().and_then(|column| column.parse::<u64>().ok()).ok_or_else(unexpected);
     let (skips, skip, success) = (number()?, number()?, number()?);
     let time = |micros: u64| (micros > 0).then(|| Timestamp::from_micros(micros));
-    (record.skips, record.last_skip, record.last_success) = (skips, time(skip), time(success));
-    record.held_by = columns.next().and_then(|holder| Holder::new(holder).ok());
+    let held_by = columns.next().and_then(|holder| Holder::new(holder).ok());
+    (record.skips, record.last_success) = (skips, time(success));
+    record.last_skip = time(skip).map(|at| SkippedRun::new(at, held_by));
     Ok(record)
 }

@@ -29,11 +29,8 @@ const SPREAD: Duration = FENCE_LEAD;
 pub(super) async fn history(shared: &RedlockShared, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
     let nodes = &shared.nodes;
     // Records just outside the time asked for may belong to leases inside it, and the other way round.
-    let mut wider = HistoryFilter {
-        since: filter.since.map(|since| since.before(SPREAD)),
-        until: filter.until.map(|until| until.after(SPREAD)),
-        ..filter.clone()
-    };
+    let ended = filter.ended.start.before(SPREAD)..filter.ended.end.after(SPREAD);
+    let mut wider = HistoryFilter { ended, ..filter.clone() };
     loop {
         let answers = nodes
             .query_all(|backend| {

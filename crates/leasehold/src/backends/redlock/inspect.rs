@@ -13,7 +13,7 @@ use std::{
 use super::{
     RedlockShared, agreement,
     leases::Tag,
-    node::{Abstention, probe_renewal},
+    node::{Abstention, Node, probe_renewal},
     nodes::Nodes,
     vote::most_common,
 };
@@ -232,7 +232,8 @@ async fn evict_at(
             let fence = fences[&at];
             async move { backend.evict(resource, fence, reason).await }
         };
-        let answers = shared.nodes.query(fences.keys().copied(), evict).await;
+        let (at, limit) = (fences.keys().copied(), shared.nodes.query_limit());
+        let answers = shared.nodes.each(at, limit, evict, Node::on_result).await;
         evicted += answers.iter().filter(|(_, answer)| answer.is_ok()).count();
     }
     evicted

@@ -31,7 +31,7 @@ use crate::{
 /// More than clocks in good order differ, and little of the 10 s that a node allows.
 const PROPOSAL_LEAD: Duration = Duration::from_secs(1);
 
-/// Queries are not urgent: each may take as long as this, or as the limit if that is longer.
+/// A query may take this long, or as long as the limit if that is longer.
 const MIN_QUERY_LIMIT: Duration = Duration::from_secs(1);
 
 /// All the nodes, in the order they were given.
@@ -251,24 +251,18 @@ impl Nodes {
     where
         F: Future<Output = Result<T>>,
     {
-        self.query(0..self.len(), |_, backend| call(backend)).await
+        self.each(0..self.len(), self.query_limit(), |_, backend| call(backend), Node::on_result).await
     }
 
-    /// Queries these nodes, without urgency.
-    pub(super) async fn query<T, F>(
-        &self,
-        at: impl IntoIterator<Item = usize>,
-        call: impl Fn(usize, Arc<dyn Backend>) -> F,
-    ) -> Vec<(usize, Result<T>)>
-    where
-        F: Future<Output = Result<T>>,
-    {
-        self.each(at, self.limit().max(MIN_QUERY_LIMIT), call, Node::on_result).await
+    /// How long a node may take to answer a query, which is not urgent.
+    pub(super) fn query_limit(&self) -> Duration {
+        self.limit().max(MIN_QUERY_LIMIT)
     }
 
     /// Asks these nodes in parallel; those that hang only if fewer than half of them succeed without. Each gets a result
-    /// within the limit, or within four times the limit as long as fewer than half have answered.
-    async fn each<R, T, F>(
+    /// within the limit, or within four times the limit as long as fewer than half have answered. `note` notes the answer
+    /// of a node and returns its result.
+    pub(super) async fn each<R, T, F>(
         &self,
         at: impl IntoIterator<Item = usize>,
         limit: Duration,

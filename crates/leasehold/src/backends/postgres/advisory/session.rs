@@ -115,7 +115,7 @@ impl Advisory {
                 return Ok(None);
             }
             let guard = AdvisoryGuard { locks, key, sharing, released: AtomicBool::new(false) };
-            match guard.locks.call(try_statement(key, sharing), key).await.map_err(Failure::error) {
+            match guard.locks.call(KeyStatements::of(key, sharing).lock, key).await.map_err(Failure::error) {
                 Ok(true) => Ok(Some(guard)),
                 Ok(false) => {
                     guard.forget();
@@ -215,14 +215,14 @@ impl SessionLocks {
 
     /// Unlocks, and frees the key once that was answered: until then the server may grant it to this connection again.
     async fn unlock(self: Arc<Self>, key: Key, sharing: Sharing) -> Result<bool> {
-        let unlocked = self.call(unlock_statement(key, sharing), key).await;
+        let unlocked = self.call(KeyStatements::of(key, sharing).unlock, key).await;
         if self.must_retry(key, &unlocked) {
             let locks = Arc::downgrade(&self);
             threads::of_process()?.io.spawn(async move {
                 loop {
                     sleep(UNLOCK_PAUSE).await;
                     let Some(locks) = locks.upgrade() else { return };
-                    let unlocked = locks.call(unlock_statement(key, sharing), key).await;
+                    let unlocked = locks.call(KeyStatements::of(key, sharing).unlock, key).await;
                     if !locks.must_retry(key, &unlocked) {
                         return locks.free(key);
                     }
@@ -254,21 +254,21 @@ impl SessionLocks {
     }
 }
 
-fn try_statement(key: Key, sharing: Sharing) -> Statement {
-    match (key, sharing) {
-        (Key::Number(_), Sharing::Exclusive) => Statement::AdvisoryTry,
-        (Key::Number(_), Sharing::Shared) => Statement::AdvisoryTryShared,
-        (Key::Pair(..), Sharing::Exclusive) => Statement::AdvisoryTryPair,
-        (Key::Pair(..), Sharing::Shared) => Statement::AdvisoryTryPairShared,
-    }
+/// The statements that lock and unlock a key.
+struct KeyStatements {
+    lock: Statement,
+    unlock: Statement,
 }
 
-fn unlock_statement(key: Key, sharing: Sharing) -> Statement {
-    match (key, sharing) {
-        (Key::Number(_), Sharing::Exclusive) => Statement::AdvisoryUnlock,
-        (Key::Number(_), Sharing::Shared) => Statement::AdvisoryUnlockShared,
-        (Key::Pair(..), Sharing::Exclusive) => Statement::AdvisoryUnlockPair,
-        (Key::Pair(..), Sharing::Shared) => Statement::AdvisoryUnlockPairShared,
+impl KeyStatements {
+    fn of(key: Key, sharing: Sharing) -> Self {
+        let (lock, unlock) = match (key, sharing) {
+            (Key::Number(_), Sharing::Exclusive) => (Statement::AdvisoryTry, Statement::AdvisoryUnlock),
+            (Key::Number(_), Sharing::Shared) => (Statement::AdvisoryTryShared, Statement::AdvisoryUnlockShared),
+            (Key::Pair(..), Sharing::Exclusive) => (Statement::AdvisoryTryPair, Statement::AdvisoryUnlockPair),
+            (Key::Pair(..), Sharing::Shared) => (Statement::AdvisoryTryPairShared, Statement::AdvisoryUnlockPairShared),
+        };
+        Self { lock, unlock }
     }
 }
 

@@ -36,6 +36,7 @@ impl LazyConnection {
         Self { connector, connection, used: AtomicBool::new(false) }
     }
 
+    /// The connection, which is opened first if there is none or it broke.
     pub(in crate::backends::postgres) async fn get(&self) -> Result<Arc<Connection>, Failure> {
         self.used.store(true, Ordering::SeqCst);
         let mut current = self.connection.lock().await;
@@ -45,15 +46,6 @@ impl LazyConnection {
         let new = Arc::new(self.connector.connect().await?);
         *current = Some(Arc::clone(&new));
         Ok(new)
-    }
-
-    /// Sends the statement, reconnecting first if needed.
-    pub(in crate::backends::postgres) async fn call(
-        &self,
-        statement: Statement,
-        parameters: &[Parameter<'_>],
-    ) -> Result<Reply, Failure> {
-        Reply::from(&*self.get().await?, statement, parameters).await
     }
 
     /// Closes the connection if it was unused since the previous `close_unused`.

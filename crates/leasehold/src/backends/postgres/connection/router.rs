@@ -97,10 +97,11 @@ impl ConnectionRouter {
         statement: Statement,
         parameters: &[Parameter<'_>],
     ) -> Result<Reply, Failure> {
-        match self.main_if_only(exempt).await {
-            Some(main) => Reply::from(&*main?, statement, parameters).await,
-            None => other.call(statement, parameters).await,
-        }
+        let connection = match self.main_if_only(exempt).await {
+            Some(main) => main?,
+            None => other.get().await?,
+        };
+        Reply::from(&connection, statement, parameters).await
     }
 
     /// Records whether this instance holds the lease or waits for it. Waiters are renewed too, so a grant by push needs

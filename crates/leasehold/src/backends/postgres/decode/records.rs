@@ -9,7 +9,7 @@ use super::{fence, get, holder, length, mode, resource, timestamp, to_u32, unexp
 use crate::{
     Result,
     backends::postgres::errors::Failure,
-    lease::{Claim, EndedLease, Ending, Holder, LeaseRecord, LeaseState, Metadata, Mode, Problem, RunRecord, Ttl},
+    lease::{Claim, EndedLease, Ending, Holder, LeaseRecord, LeaseState, Metadata, Mode, Problem, RunRecord, SkippedRun, Ttl},
 };
 
 /// The rows of `list_leases`, holders first, then the queue, of each name.
@@ -69,8 +69,8 @@ pub(in crate::backends::postgres) fn ended(row: &Row) -> Result<EndedLease, Fail
 pub(in crate::backends::postgres) fn run(row: &Row) -> Result<RunRecord, Failure> {
     let mut record = RunRecord::new(resource(row)?);
     record.skips = u64::try_from(get::<i64>(row, "skips")?).unwrap_or(0);
-    record.last_skip = get::<Option<i64>>(row, "last_skip_us")?.map(timestamp);
-    record.held_by = get::<Option<&str>>(row, "held_by")?.and_then(|holder| Holder::new(holder).ok());
+    let held_by = get::<Option<&str>>(row, "held_by")?.and_then(|holder| Holder::new(holder).ok());
+    record.last_skip = get::<Option<i64>>(row, "last_skip_us")?.map(|at| SkippedRun::new(timestamp(at), held_by));
     record.last_success = get::<Option<i64>>(row, "last_success_us")?.map(timestamp);
     Ok(record)
 }

@@ -613,7 +613,7 @@ end $$;
 create function leasehold.renew_each(
   p_namespace text, p_channel text, p_session int, p_abandoned int[], p_history "char",
   p_names text[], p_ids uuid[], p_ttls_us bigint[], p_floors bigint[], p_modes "char"[], p_units int[], p_capacities int[],
-  p_metadata jsonb[], p_waits boolean default true, p_detach boolean[] default null
+  p_metadata jsonb[], p_detach boolean[] default null, p_waits boolean default true
 ) returns setof leasehold.answer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'
 set seq_page_cost = 100 as $$

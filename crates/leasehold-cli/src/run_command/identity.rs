@@ -6,6 +6,7 @@ use leasehold::{Holder, Leasehold, Metadata};
 use serde_json::Value;
 
 use crate::{
+    args::NoteArgs,
     error::{CommandError, Result},
     variables::Environment,
 };
@@ -13,13 +14,36 @@ use crate::{
 /// A longer note is cut when it is made of a command line; one that was typed is refused.
 const LONGEST: usize = 200;
 
-/// The holder that was chosen; `None` lets the library make one up.
-pub(crate) fn holder(flag: &str, label: Option<&str>) -> Result<Option<Holder>> {
-    label.map(|label| Holder::new(label).map_err(|error| CommandError::by_flag(flag, error))).transpose()
+/// What others see of a lease.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Labels {
+    /// The holder that was chosen; `None` lets the library make one up.
+    pub(crate) holder: Option<Holder>,
+    /// One line for people.
+    pub(crate) note: Option<String>,
+    /// More for programs.
+    pub(crate) metadata: Metadata,
+}
+
+impl Labels {
+    /// The labels that the flags give to a lease for this command; `flag` is the one of the holder.
+    pub(crate) fn new(
+        (flag, holder): (&str, Option<&str>),
+        notes: &NoteArgs,
+        command: &[OsString],
+        show_args: bool,
+    ) -> Result<Self> {
+        let holder = holder.map(|label| Holder::new(label).map_err(|error| CommandError::by_flag(flag, error)));
+        Ok(Self {
+            holder: holder.transpose()?,
+            note: note(notes.note.as_deref(), command, show_args)?,
+            metadata: metadata(&notes.meta)?,
+        })
+    }
 }
 
 /// The note that was typed, or the command's name; its arguments may hold secrets and are shown on request only.
-pub(crate) fn note(typed: Option<&str>, command: &[OsString], show_args: bool) -> Result<Option<String>> {
+fn note(typed: Option<&str>, command: &[OsString], show_args: bool) -> Result<Option<String>> {
     if let Some(note) = typed {
         if note.len() > 1024 || note.chars().any(char::is_control) {
             return Err(CommandError::usage("--note: a note is one line of at most 1024 bytes"));
@@ -34,7 +58,7 @@ pub(crate) fn note(typed: Option<&str>, command: &[OsString], show_args: bool) -
 }
 
 /// `KEY=VALUE` pairs and JSON objects, put together; the last of a key counts.
-pub(crate) fn metadata(given: &[String]) -> Result<Metadata> {
+fn metadata(given: &[String]) -> Result<Metadata> {
     let mut metadata = Metadata::new();
     for text in given {
         if text.trim_start().starts_with('{') {

@@ -11,7 +11,7 @@ pub trait Audience {
     /// Sends a hint to the instance that requested this lease.
     fn hint(&mut self, id: LeaseId, hint: Hint);
 
-    /// Returns whether anyone watches. If not, [`publish`] creates no events.
+    /// Returns whether anyone watches. If not, [`publish()`] creates no events.
     fn wants_events(&self) -> bool;
 
     /// Publishes an event to watchers.

@@ -1,4 +1,4 @@
-//! The lease that a command is given, and what became of one that is gone.
+//! The handle that a command is given for a lease, and what became of a lease that is gone.
 
 use std::{
     fs,
@@ -21,15 +21,15 @@ use crate::{
     error::{CommandError, Result},
     exit, json,
     output::Line,
+    run_command::wait::held_by,
     variables::environment,
-    work::wait::held_by,
 };
 
 /// At most this many records are scanned for the end of one lease.
 const MAX_SCANNED: usize = 1000;
 
-/// The lease that was given by flag, file, standard input or environment.
-pub(crate) fn lease(args: &LeaseArgs) -> Result<LeaseHandle> {
+/// Reads the handle from a flag, a file, standard input or the environment.
+pub(crate) fn read(args: &LeaseArgs) -> Result<LeaseHandle> {
     let (text, source) = match (&args.lease, &args.lease_file) {
         (Some(text), _) if text == "-" => (from_stdin()?, "standard input"),
         (Some(text), _) => (text.clone(), "--lease"),

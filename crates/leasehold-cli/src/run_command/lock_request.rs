@@ -3,12 +3,13 @@
 use std::{cell::Cell, collections::BTreeSet, time::Duration};
 
 use leasehold::{
-    Guard, Holder, Leasehold, Lock, Metadata, Outcome, Resource, Ttl,
+    Guard, Leasehold, Lock, Outcome, Resource, Ttl,
     clock::{Clock, SystemClock},
     lease::{Claim, Mode, Moment},
 };
 use tokio::task::JoinSet;
 
+use super::identity::Labels;
 use crate::{
     args::AskArgs,
     error::{CommandError, Result},
@@ -29,12 +30,8 @@ pub(crate) struct LockRequest {
     pub(crate) wait: WaitLimit,
     /// Since when: the time in which the server was not there counts.
     pub(crate) began: Moment,
-    /// Who asks, if chosen.
-    pub(crate) holder: Option<Holder>,
-    /// One line for people.
-    pub(crate) note: Option<String>,
-    /// More for programs.
-    pub(crate) metadata: Metadata,
+    /// What others see of it.
+    pub(crate) labels: Labels,
 }
 
 /// How long to wait.
@@ -114,8 +111,8 @@ impl LockRequest {
             Mode::Permit => locks.semaphore(name.as_str(), self.claim.capacity()).permits(self.claim.units()),
             _ => locks.mutex(name.as_str()),
         };
-        let mut lock = lock.ttl(self.ttl.get()).metadata(self.metadata.clone());
-        if let Some(note) = &self.note {
+        let mut lock = lock.ttl(self.ttl.get()).metadata(self.labels.metadata.clone());
+        if let Some(note) = &self.labels.note {
             lock = lock.note(note);
         }
         match self.wait_left() {
@@ -186,9 +183,7 @@ mod tests {
             ttl: Ttl::DEFAULT,
             wait: WaitLimit::Try,
             began: SystemClock.now(),
-            holder: None,
-            note: None,
-            metadata: Metadata::new(),
+            labels: Labels::default(),
         };
         let asked = Cell::new(&request.resource);
         let error = request.acquire(&locks, &asked).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! Work done under a lease: asked for, waited for, done by a child, given back, reported.
+//! Runs a command under a lease: requests it, waits for it, supervises the command, releases and reports.
 
 pub(crate) mod connect_retry;
 pub(crate) mod environment;

@@ -56,10 +56,15 @@ pub(crate) fn message(record: &RunRecord, now: Timestamp) -> String {
         Some(at) => format!("last success {} ago", Brief(now.since(at))),
         None => String::from("no success known"),
     };
-    let Some(last_skip) = record.last_skip else { return success };
+    let Some(last_skip) = &record.last_skip else { return success };
     let times = if record.skips == 1 { "once" } else { &format!("{} times", record.skips) };
-    let holder = record.held_by.as_ref().map(|holder| format!(" (held by {})", short(holder.as_str())));
-    format!("skipped {times}, last {} ago{}; {success}", Brief(now.since(last_skip)), holder.unwrap_or_default())
+    let holder = last_skip.held_by.as_ref().map(|holder| format!(" (held by {})", short(holder.as_str())));
+    format!("skipped {times}, last {} ago{}; {success}", Brief(now.since(last_skip.at)), holder.unwrap_or_default())
+}
+
+/// Who held the lock when a run was last skipped, if that is known.
+pub(crate) fn last_skip_holder(record: &RunRecord) -> Option<&str> {
+    record.last_skip.as_ref().and_then(|skipped| skipped.held_by.as_ref()).map(leasehold::Holder::as_str)
 }
 
 /// The record for programs; whether the last success is recent enough, if that was asked.
@@ -68,8 +73,8 @@ pub(crate) fn to_json(record: &RunRecord, succeeded_within: Option<bool>) -> Val
         "v": 1,
         "lock": record.resource.as_str(),
         "skips": record.skips,
-        "last_skip": record.last_skip.map(json::time),
-        "held_by": record.held_by.as_ref().map(leasehold::Holder::as_str),
+        "last_skip": record.skipped_at().map(json::time),
+        "held_by": last_skip_holder(record),
         "last_success": record.last_success.map(json::time),
         "succeeded_within": succeeded_within,
     })
