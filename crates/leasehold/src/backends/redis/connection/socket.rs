@@ -278,9 +278,10 @@ impl Socket {
                     return None;
                 }
                 let epoll = Arc::new(epoll_of(&self.fd, EventFlags::empty()).ok()?);
-                let _closed_in_child = close_in_child(epoll.as_fd()).ok()?;
+                let closed_in_child = close_in_child(epoll.as_fd()).ok()?;
                 let readable = register_on(runtime, Arc::clone(&epoll))?;
-                Some((ReaderEpoll::Tokio { _closed_in_child, epoll }, TaskPlace::Tokio(runtime.clone(), readable)))
+                let epoll = ReaderEpoll::Tokio { _closed_in_child: closed_in_child, epoll };
+                Some((epoll, TaskPlace::Tokio(runtime.clone(), readable)))
             }
             CallersRuntime::EventLoop(event_loop) => {
                 let (epoll, key) = (Arc::clone(event_loop.epoll()), event_loop.new_key());
@@ -338,7 +339,9 @@ impl Socket {
         let known = self.readers.lock().known.clone();
         for reader in known {
             let task = reader.task.lock().take();
-            task.map(ReadTaskHandle::end);
+            if let Some(task) = task {
+                task.end();
+            }
             reader.resume_deferred();
         }
     }
