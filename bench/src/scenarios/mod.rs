@@ -7,12 +7,12 @@ mod memory_pairs;
 mod postgres_functions;
 mod postgres_handoff;
 mod postgres_library;
-mod redis_absent;
+mod redis_absent_waiters;
 mod redis_durability;
 mod redis_handoff;
-mod redis_many_leases;
 mod redis_pairs;
 mod redis_readers;
+mod redis_scale;
 mod redlock_pairs;
 mod redlock_tries;
 mod start_up;
@@ -59,9 +59,9 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     redis_pairs::SCENARIO,
     redis_handoff::SCENARIO,
     redis_readers::SCENARIO,
-    redis_many_leases::SCENARIO,
+    redis_scale::SCENARIO,
     redis_durability::SCENARIO,
-    redis_absent::SCENARIO,
+    redis_absent_waiters::SCENARIO,
     redlock_pairs::SCENARIO,
     redlock_tries::SCENARIO,
     start_up::SCENARIO,

@@ -15,7 +15,7 @@ use crate::{
         EndedLease, Evicted, Fence, HistoryFilter, HistoryPage, Holder, LeaseHandle, LeasePage, LeaseRecord,
         ListFilter, Names, Outcome, Released, Renewal, Resource, RunRecord, RunReport, Standing, Ttl, rounded,
     },
-    setters::setters,
+    setters_macro::setters,
     threads,
 };
 

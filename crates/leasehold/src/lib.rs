@@ -159,7 +159,7 @@ mod primitives;
 #[cfg(target_os = "linux")]
 #[allow(dead_code, reason = "for backends that callers' runtimes read from, of which not every build has one")]
 mod readable;
-mod setters;
+mod setters_macro;
 mod threads;
 
 pub(crate) use backend::model;

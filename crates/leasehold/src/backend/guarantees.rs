@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::setters::setters;
+use crate::setters_macro::setters;
 
 /// What a backend promises.
 ///

@@ -3,7 +3,7 @@
 use std::{cmp::Reverse, ops::Range};
 
 use super::{EndedLease, Resource, Timestamp};
-use crate::setters::setters;
+use crate::setters_macro::setters;
 
 /// Which resources to look at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! What the engine asks of a backend.
 
 use super::{Claim, Fence, Holder, LeaseKey, Ttl};
-use crate::setters::setters;
+use crate::setters_macro::setters;
 
 /// A JSON object that travels with a lease and is shown to others.
 pub type Metadata = serde_json::Map<String, serde_json::Value>;

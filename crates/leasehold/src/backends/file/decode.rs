@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::{
     encode::{EntryText, VERSION},
-    names,
+    file_names,
     record::{Record, Times},
     safe_open,
 };
@@ -53,7 +53,7 @@ pub(super) fn record(bytes: &[u8], path: &Path, times: &Times<'_>, known: Record
     let mut lines = whole.split(|byte| *byte == b'\n');
     let first = lines.next().unwrap_or_default();
     let header = header(first, path)?;
-    if path.file_name() != Some(names::file_name(&header.resource).as_ref()) {
+    if path.file_name() != Some(file_names::file_name(&header.resource).as_ref()) {
         return Err(corrupt("it is the record of another resource"));
     }
 
@@ -110,7 +110,7 @@ pub(super) fn is_damaged(path: &Path) -> bool {
     let is_json = |line: &[u8]| serde_json::from_slice::<serde::de::IgnoredAny>(line).is_ok();
     let misplaced = |line: &[u8]| {
         let header = serde_json::from_slice::<Header>(line);
-        header.is_ok_and(|header| path.file_name() != Some(names::file_name(&header.resource).as_ref()))
+        header.is_ok_and(|header| path.file_name() != Some(file_names::file_name(&header.resource).as_ref()))
     };
     safe_open::read(path).is_ok_and(|bytes| match bytes.strip_suffix(b"\n") {
         Some(whole) => {

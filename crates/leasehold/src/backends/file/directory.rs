@@ -16,7 +16,7 @@ use rustix::{
 };
 use uuid::Uuid;
 
-use super::{DefaultDirectory, FileOptions, errors::cannot, filesystem, layout, names, record_file, safe_open};
+use super::{DefaultDirectory, FileOptions, errors::cannot, file_names, filesystem, layout, record_file, safe_open};
 use crate::{Error, Result, lease::Resource};
 
 /// Read and write access for the owner only; no common umask takes it away.
@@ -173,7 +173,7 @@ impl Directory {
     }
 
     pub(super) fn record(&self, resource: &Resource) -> PathBuf {
-        self.records().join(names::file_name(resource))
+        self.records().join(file_names::file_name(resource))
     }
 
     pub(super) fn presences(&self) -> PathBuf {

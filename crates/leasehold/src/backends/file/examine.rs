@@ -4,9 +4,9 @@ use std::{fs, io::Write as _, os::unix::fs::MetadataExt, path::Path, time::Durat
 
 use super::{
     directory::list_files,
+    file_names::{self, FileName},
     filesystem::{self, LockSupport},
     latch,
-    names::{self, FileName},
     ops::FileInstance,
     presence,
 };
@@ -138,7 +138,7 @@ impl FileInstance {
         let mut valid = 0;
         let mut findings = Vec::new();
         for (name, path) in list_files(&self.directory.records())? {
-            let latch = match names::parse(&name) {
+            let latch = match file_names::parse(&name) {
                 FileName::Other if name.starts_with('.') => continue,
                 FileName::Other => {
                     findings.push(unknown(&path));

@@ -6,8 +6,8 @@ use super::{
     decode,
     directory::list_files,
     errors::cannot,
+    file_names::{self, FileName},
     latch::{self, LatchWait},
-    names::{self, FileName},
     ops::{FileInstance, IfRemoved, OperationScope},
     record::{self, Record, Times},
     safe_open,
@@ -104,7 +104,7 @@ impl FileInstance {
 
     fn stored_resources(&self) -> Result<Vec<Resource>> {
         let times = self.times();
-        let resource = |(name, path): (String, PathBuf)| match names::parse(&name) {
+        let resource = |(name, path): (String, PathBuf)| match file_names::parse(&name) {
             FileName::Of(resource) => Some(resource),
             FileName::Other => None,
             FileName::Hashed(first) => {

@@ -12,19 +12,21 @@
 
 mod append_file;
 mod death_watch;
+mod death_watch_targets;
 mod decode;
 mod default_directory;
 mod directory;
 mod encode;
 mod errors;
+mod event_watchers;
 mod examine;
+mod file_names;
 mod filesystem;
 mod fork_safe;
 mod history;
 mod inspect;
 mod latch;
 mod layout;
-mod names;
 mod notifications;
 mod ops;
 mod options;
@@ -35,9 +37,7 @@ mod recovery;
 mod runs;
 mod safe_open;
 mod spares;
-mod user_directory;
-mod watch_targets;
-mod watchers;
+mod two_directories;
 
 use std::{collections::BTreeMap, fs, os::fd::OwnedFd, path::Path, sync::Arc};
 
@@ -48,13 +48,13 @@ use tokio::{runtime::Handle, task::AbortHandle};
 use self::{
     death_watch::DeathWatch,
     directory::Directory,
+    event_watchers::Watchers,
     history::HistoryLog,
     latch::{LatchWait, Latches},
     notifications::{NotificationInbox, NotificationReader},
     ops::{FileInstance, IfRemoved, OperationScope},
     presence::OwnPresence,
     spares::Spares,
-    watchers::Watchers,
 };
 pub use self::{default_directory::DefaultDirectory, options::FileOptions};
 use crate::{
@@ -214,7 +214,7 @@ pub(crate) fn open(url: &str, options: &OpenOptions) -> Opening {
     Box::pin(async move {
         let (options, runtime) = (options?, Handle::current());
         let checked = options.clone();
-        run_blocking(&runtime, move || user_directory::refuse_while_used(&checked, &boot_id()?)).await?;
+        run_blocking(&runtime, move || two_directories::refuse_while_used(&checked, &boot_id()?)).await?;
         Ok(Arc::new(FileBackend::open(options).await?) as Arc<dyn Backend>)
     })
 }
@@ -237,7 +237,7 @@ impl Backend for FileBackend {
         };
         let request = request.clone();
         let acquire = move |instance: &FileInstance, wait| {
-            user_directory::refuse_if_machine_directory_exists(instance.missing_machine_directory.as_deref())?;
+            two_directories::refuse_if_machine_directory_exists(instance.missing_machine_directory.as_deref())?;
             let key = &request.key;
             let scope =
                 OperationScope { resource: &key.resource, lease_ids: &[key.id], wait, if_removed: IfRemoved::Refuse };

@@ -21,7 +21,7 @@ use tokio::{
     task::{AbortHandle, unconstrained, yield_now},
 };
 
-use super::{presence::OwnPresence, watchers::Watchers};
+use super::{event_watchers::Watchers, presence::OwnPresence};
 use crate::{
     backend::{Hint, HintSender},
     clock::Clock,

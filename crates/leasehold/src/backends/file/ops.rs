@@ -17,15 +17,15 @@ use uuid::Uuid;
 
 use super::{
     death_watch::DeathWatch,
+    death_watch_targets,
     directory::Directory,
+    event_watchers::Watchers,
     history::HistoryLog,
     latch::{self, Latch, LatchWait, Latches},
     notifications::{Notification, NotificationInbox},
     presence::{self, OwnPresence, Visibility},
     record::{self, Change, LatchedPath, Record, Times, ends_with_process},
     spares::{Spare, Spares},
-    watch_targets,
-    watchers::Watchers,
 };
 use crate::{
     Result,
@@ -208,7 +208,7 @@ impl FileInstance {
         let retargeted = if effects.granted.is_empty() && effects.ended.is_empty() {
             Vec::new()
         } else {
-            watch_targets::with_new_watch_targets(&record)
+            death_watch_targets::with_new_watch_targets(&record)
         };
         if record.from_earlier_boot || !changed.is_empty() || !effects.is_empty() {
             let change = Change { entries: &changed, fence_issued: record.state.last_fence > fence_before };
@@ -218,7 +218,7 @@ impl FileInstance {
 
         let (notifications, ended) = self.publish(resource, lease_ids, &mut record, &mut effects, &retargeted, &times);
         let ask_again =
-            self.death_watch.set_watched(resource, watch_targets::watched_by(self.own_presence.id(), &record));
+            self.death_watch.set_watched(resource, death_watch_targets::watched_by(self.own_presence.id(), &record));
         record::keep(latched.latch, resource, record, file);
         Ok(OperationResult { answer, notifications, ended, to_remove, began: times.now, ask_again, seen })
     }

@@ -1,10 +1,10 @@
-//! The file of a record: detects whether its content changed, and writes the next record to it.
+//! One open record file: what it contains, and how the next record overwrites it.
 //!
-//! A record that fits into its file and into one page overwrites the previous
+//! A record that fits into the file and into one page overwrites the previous
 //! one: the kernel copies a page in one step, so a killed process has written
-//! all of it or nothing. Any other record is written to another file, which
-//! then takes the record's name. Readers hold the latch, so nobody sees half a
-//! record.
+//! all of it or nothing. Any other record goes to another file, which then takes
+//! the record's name (`record.rs`). Readers hold the latch, so nobody sees half
+//! a record.
 
 use std::{
     fs::{self, File, OpenOptions},

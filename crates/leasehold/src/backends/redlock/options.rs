@@ -8,7 +8,7 @@ use crate::{
     clock::{Clock, SystemClock},
     lease::{Resource, Ttl},
     model::FENCE_LEAD,
-    setters::setters,
+    setters_macro::setters,
 };
 
 /// A node of [`RedlockBackend`](super::RedlockBackend): a backend, and its name in error messages.

@@ -1,4 +1,4 @@
-//! The methods of builders that set one field.
+//! The macro that writes the methods of builders that set one field.
 
 /// Writes methods that set the field of their name and return the builder: `=>` leads to the field's new value.
 ///
