@@ -156,7 +156,7 @@ impl Leasehold {
         self.call_backend(CallKind::Read, async move |backend| backend.record_runs(&reports).await).await
     }
 
-    /// Returns the records of runs under these locks, sorted by name.
+    /// Returns, for each of these locks, how often its job was skipped and when it last succeeded; sorted by name.
     ///
     /// A record is deleted 40 days after its last report.
     ///

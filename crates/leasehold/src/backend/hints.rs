@@ -49,7 +49,7 @@ pub enum Hint {
 }
 
 impl Hint {
-    /// Creates a `Granted` hint that needs no confirmation.
+    /// Creates a hint of a grant that is not provisional.
     pub const fn granted(id: LeaseId, fence: Fence) -> Self {
         Self::Granted { id, fence, provisional: false }
     }

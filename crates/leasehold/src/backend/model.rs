@@ -94,7 +94,7 @@ pub enum EntryState {
 }
 
 impl EntryState {
-    /// Returns the grant, confirmed or not; `None` while the entry waits.
+    /// Returns the grant, provisional or not; `None` while the entry waits.
     pub const fn held(&self) -> Option<Held> {
         match self {
             Self::Waiting => None,
@@ -499,7 +499,7 @@ impl Entry {
         }
     }
 
-    /// Returns the grant, confirmed or not; `None` while the entry waits.
+    /// Returns the grant, provisional or not; `None` while the entry waits.
     pub const fn held(&self) -> Option<Held> {
         self.state.held()
     }

@@ -52,14 +52,14 @@ impl UrlOptions {
         &self.path
     }
 
-    /// Takes a parameter as text.
+    /// Removes this parameter and returns it as text.
     pub fn take_text(&mut self, name: &str) -> Option<String> {
         let at = self.parameters.iter().position(|(known, _)| known == name)?;
         Some(self.parameters.remove(at).1)
     }
 
-    /// Takes a parameter and parses it. If that fails, the error names `form`, such as "a number", as the expected
-    /// form.
+    /// Removes this parameter and returns it parsed. If it cannot be parsed, the error names `form`, such as "a
+    /// number", as the expected form.
     ///
     /// # Errors
     /// `InvalidConfig` if the value cannot be parsed.
@@ -67,7 +67,7 @@ impl UrlOptions {
         self.take_with(name, form, |text| text.parse().ok())
     }
 
-    /// Takes a boolean parameter: `1`, `true`, `0` or `false`.
+    /// Removes this parameter and returns it as a boolean: `1`, `true`, `0` or `false`.
     ///
     /// # Errors
     /// `InvalidConfig` for any other value.
@@ -79,7 +79,7 @@ impl UrlOptions {
         })
     }
 
-    /// Takes a duration: `250ms`, `3s`, `2m`.
+    /// Removes this parameter and returns it as a duration: `250ms`, `3s`, `2m`.
     ///
     /// # Errors
     /// `InvalidConfig` if the value is not a duration.
@@ -87,7 +87,7 @@ impl UrlOptions {
         self.take_with(name, "a duration such as 250ms, 3s or 2m", duration)
     }
 
-    /// Takes a parameter and parses it with `parse`, which returns `None` for an invalid value.
+    /// Removes this parameter and returns it parsed by `parse`, which returns `None` for an invalid value.
     ///
     /// # Errors
     /// `InvalidConfig`, naming the value and the expected form.

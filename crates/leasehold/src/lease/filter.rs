@@ -72,7 +72,7 @@ impl ListFilter {
 pub struct Selection {
     /// Their names, sorted.
     pub names: Vec<Resource>,
-    /// The last name on this page, if more follow; see [`LeasePage::next`](super::LeasePage::next).
+    /// What to pass as `after` for the next page: the last name on this one; `None` if nothing follows.
     pub next: Option<Resource>,
 }
 
