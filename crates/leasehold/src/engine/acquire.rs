@@ -42,7 +42,9 @@ pub(crate) struct AcquireOptions<'a> {
     pub(crate) note: Option<&'a str>,
     pub(crate) metadata: &'a Metadata,
     pub(crate) max_hold: Option<Duration>,
+    /// The pauses between renewals that ask for the grant, on a backend that does not push it; unused on others.
     pub(crate) backoff: Backoff,
+    /// How many answers may say that the lease waits before the caller gives up, on such a backend; ignored on others.
     pub(crate) max_tries: Option<u32>,
 }
 
@@ -119,7 +121,8 @@ enum RequestProgress<'a> {
 enum RequestEnd {
     /// This is the result of the call.
     Done(Result<Attempt>),
-    /// The lease id can no longer be used; another may be tried.
+    /// The lease of this id has ended, so another id may be tried. An id whose lease has ended is never requested again
+    /// (see `LeaseId`); an unanswered request is repeated with the same id instead.
     RetryWithNewId,
 }
 
@@ -139,7 +142,7 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// Sends requests under new ids, since the first id can no longer be used.
+    /// Sends requests under new ids, since the lease of the first id has ended.
     async fn try_other_ids(&self) -> Result<Attempt> {
         let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
         loop {
@@ -173,7 +176,7 @@ impl<'a> Acquire<'a> {
         let now = if engine.request_at_once(pending.lease(), call) {
             now
         } else {
-            self.send_request(pending.lease(), call);
+            self.start_request_task(pending.lease(), call);
             engine.clock.now()
         };
         match self.poll_result(pending.lease(), &Context::from_waker(Waker::noop()), now) {
@@ -217,12 +220,12 @@ impl<'a> Acquire<'a> {
     }
 
     /// Starts the task that sends the request, and polls it once on this thread.
-    fn send_request(&self, lease: &Arc<LocalLease>, call: SentCall) {
+    fn start_request_task(&self, lease: &Arc<LocalLease>, call: SentCall) {
         let ttl = self.options.ttl.get();
         let limit = if self.options.wait == Wait::No { TRY_LIMIT.min(ttl) } else { ttl };
         let until = self.give_up_at.min(call.sent_at.after(limit));
         let engine = self.engine;
-        let task = Arc::clone(engine).send_request_task(Arc::clone(lease), call, until, engine.count_task());
+        let task = Arc::clone(engine).run_request(Arc::clone(lease), call, until, engine.count_task());
         engine.start_on_caller(lease, Box::pin(task.instrument(self.span.clone())), call.sent_at, self.give_up_at);
     }
 
@@ -255,7 +258,7 @@ impl<'a> Acquire<'a> {
         loop {
             let result = poll_fn(|context| match self.poll_result(lease, context, engine.clock.now()) {
                 Poll::Ready(result) => Poll::Ready(WaitEnd::Result(result)),
-                Poll::Pending if lease.tries() >= max_tries => Poll::Ready(WaitEnd::GaveUp),
+                Poll::Pending if lease.waiting_answers() >= max_tries => Poll::Ready(WaitEnd::GaveUp),
                 Poll::Pending => Poll::Pending,
             });
             let end = tokio::select! {
@@ -264,7 +267,7 @@ impl<'a> Acquire<'a> {
                 () = engine.closed() => WaitEnd::Closed,
                 () = engine.sleep_until(wake_at), if wake_at != Moment::NEVER => {
                     let time_is_left = engine.clock.now() < self.give_up_at;
-                    if time_is_left && holders.is_none() && lease.tries() < max_tries {
+                    if time_is_left && holders.is_none() && lease.waiting_answers() < max_tries {
                         holders = Some(engine.spawn_find_holders(self.options.resource));
                         wake_at = self.give_up_at;
                         continue;
@@ -299,12 +302,12 @@ impl<'a> Acquire<'a> {
             Refusal::Busy(busy) => RequestEnd::Done(Ok(Attempt::Busy(busy))),
             Refusal::WrongShape(in_force) => {
                 let (resource, asked) = (options.resource, options.claim.shape());
-                RequestEnd::Done(Err(Error::wrong_shape(resource, engine.kind, asked, in_force)))
+                RequestEnd::Done(Err(Error::wrong_shape(resource, engine.backend_kind, asked, in_force)))
             }
             Refusal::Failed(error) => RequestEnd::Done(Err(error)),
             Refusal::Gone if options.wait == Wait::No => RequestEnd::Done(Err(Error::unanswered(format!(
                 "{} on {}: the lease was gone before the answer arrived",
-                options.resource, engine.kind
+                options.resource, engine.backend_kind
             ))
             .about(options.resource))),
             Refusal::Gone => RequestEnd::RetryWithNewId,
@@ -313,7 +316,7 @@ impl<'a> Acquire<'a> {
 
     fn wait_elapsed(&self, busy: Busy) -> Error {
         let waited = self.engine.clock.now().since(self.started);
-        Error::wait_elapsed(self.options.resource, self.engine.kind, Brief(waited), busy)
+        Error::wait_elapsed(self.options.resource, self.engine.backend_kind, Brief(waited), busy)
     }
 
     /// Looks up who holds the resource, for a second at most and not beyond `give_up_at`.

@@ -105,7 +105,7 @@ impl CallInFlight {
 
     /// Like `take_over`, for the renewer, if the time for that has come.
     ///
-    /// A poll by the caller may run code of the backend and of subscribers, so this never waits for it to end: it
+    /// A poll by the caller may run code of the backend and of tracing subscribers, so this never waits for it to end: it
     /// tries again after `TAKE_OVER_RETRY`.
     pub(crate) fn take_over_if_due(&self, now: Moment) -> TakeOver {
         let due = self.take_over_at();

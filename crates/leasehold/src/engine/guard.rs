@@ -104,7 +104,7 @@ impl Guard {
         lease.check()
     }
 
-    /// A weak reference to the lease, for the table of re-entrant locks.
+    /// A weak reference to the lease, for the table of shared leases.
     pub(crate) fn weak_lease(&self) -> Weak<LocalLease> {
         Arc::downgrade(&self.lease().local)
     }

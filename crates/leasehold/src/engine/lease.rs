@@ -98,7 +98,7 @@ impl Lease {
     pub fn remaining(&self) -> Option<Duration> {
         let deadline = self.local.validity.deadline();
         let left = (deadline != Moment::NEVER).then(|| deadline.since(self.engine.clock.now()));
-        // Check for a loss after reading the deadline: `lose` records the reason before it resets the deadline.
+        // Check for a loss after reading the deadline: `end` records the reason before it resets the deadline.
         if self.local.validity.loss().is_some() { Some(Duration::ZERO) } else { left }
     }
 
@@ -218,7 +218,7 @@ impl Lease {
 
     pub(crate) fn lost_error(&self) -> Error {
         // No reason is recorded yet if another thread is ending the lease just now.
-        Error::lost(self.resource(), self.engine.kind, self.fence(), self.end_reason().unwrap_or(Loss::Gone))
+        Error::lost(self.resource(), self.engine.backend_kind, self.fence(), self.end_reason().unwrap_or(Loss::Gone))
     }
 }
 
@@ -265,5 +265,5 @@ async fn renew_once(engine: &Arc<Engine>, local: &Arc<LocalLease>, renewal: Rene
 
 fn renewal_unanswered(engine: &Engine, local: &LocalLease) -> Error {
     let resource = &local.key().resource;
-    Error::unanswered(format!("{resource} on {}: the renewal was not answered", engine.kind)).about(resource)
+    Error::unanswered(format!("{resource} on {}: the renewal was not answered", engine.backend_kind)).about(resource)
 }

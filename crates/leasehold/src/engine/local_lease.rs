@@ -57,7 +57,7 @@ pub(crate) struct LocalLease {
     /// granted the lease in the meantime.
     renew_at: AtomicU64,
     pub(crate) call_in_flight: CallInFlight,
-    /// How many guards share the lease; more than one only if it is re-entrant.
+    /// How many guards share the lease; more than one only with `shared_by_holder`.
     pub(crate) guards: AtomicUsize,
     /// Whether the lease also ends when its session ends, even before its deadline.
     by_session: AtomicBool,
@@ -100,7 +100,7 @@ struct LocalState {
     /// The pauses between polls of a backend that does not push grants.
     backoff: Option<Box<Backoff>>,
     /// How many answers said that the lease still waits.
-    tries: u32,
+    waiting_answers: u32,
     /// The waker of the caller that awaits `acquire` or `release`.
     caller: Option<Waker>,
     caller_left: bool,
@@ -123,7 +123,7 @@ enum Phase {
     /// Not granted: busy, refused, failed or gone. The caller of `acquire` takes the reason.
     Refused(Option<Refusal>),
     /// Lost or released.
-    Ended(Option<Hold>),
+    Ended(Hold),
 }
 
 /// The grant of a held lease, and how long the caller waited for it.
@@ -177,7 +177,8 @@ pub(crate) enum FollowUp {
     Schedule,
     /// Remove the lease from the schedule.
     Forget,
-    /// Remove the lease from the schedule, and release it in the background: the backend may still know it.
+    /// Remove the lease from the schedule, and release it in the background: the backend may still know it. If it was
+    /// lost, report that too.
     Release,
     /// Remove the lease from the schedule, and report the loss to the log and the metrics.
     Lost,
@@ -228,7 +229,7 @@ impl LocalLease {
                 newest_metadata_change: 0,
                 renew_retry: None,
                 backoff: (!pushes).then(|| Box::new(options.backoff)),
-                tries: 0,
+                waiting_answers: 0,
                 caller: None,
                 caller_left: false,
                 released: None,
@@ -257,7 +258,7 @@ impl LocalLease {
     /// The grant, once the caller has taken it.
     pub(crate) fn hold(&self) -> Option<Hold> {
         match &self.state.lock().phase {
-            Phase::Held(hold) | Phase::Ended(Some(hold)) => Some(*hold),
+            Phase::Held(hold) | Phase::Ended(hold) => Some(*hold),
             _ => None,
         }
     }
@@ -282,8 +283,8 @@ impl LocalLease {
         Moment::from_micros(self.renew_at.load(Ordering::SeqCst))
     }
 
-    /// Returns whether it may wait: an answer that says so may be on its way.
-    pub(crate) fn may_wait(&self) -> bool {
+    /// Returns whether it could be waiting: it waits, or an answer that says so may be on its way.
+    pub(crate) fn could_be_waiting(&self) -> bool {
         matches!(self.state.lock().phase, Phase::Requested | Phase::Waiting)
     }
 
@@ -394,7 +395,8 @@ impl LocalLease {
                 if matches!(state.phase, Phase::Held(_)) && !belief.has_ended() {
                     let answer = LastAnswer { sent_at: call.sent_at, belief: belief.clone() };
                     let _in_time = self.validity.extend(now, self.deadline_after(&answer, renewal.ttl));
-                    // The deadline had passed, so a scan by the timer may have dropped the lease from its bounds meanwhile.
+                    // The old deadline may have passed, so that a scan by the timer may have dropped the lease from its
+                    // bounds meanwhile.
                     return FollowUp::Schedule;
                 }
                 FollowUp::Nothing
@@ -554,6 +556,7 @@ impl LocalLease {
                 let refusal = refusal.take().unwrap_or(Refusal::Gone);
                 Poll::Ready(CallerStep::Finish(AcquireResult::Refused(refusal), FollowUp::Nothing))
             }
+            // The result was taken before; nobody polls again.
             Phase::Ended(_) | Phase::Held(_) => {
                 Poll::Ready(CallerStep::Finish(AcquireResult::Refused(Refusal::Gone), FollowUp::Nothing))
             }
@@ -603,8 +606,8 @@ impl LocalLease {
     }
 
     /// How many answers said that the lease still waits.
-    pub(crate) fn tries(&self) -> u32 {
-        self.state.lock().tries
+    pub(crate) fn waiting_answers(&self) -> u32 {
+        self.state.lock().waiting_answers
     }
 
     /// Ends the lease in this process, because its guard is released.
@@ -620,10 +623,10 @@ impl LocalLease {
         if now >= self.validity.deadline() {
             return self.lose_by_deadline(state, now);
         }
-        state.phase = Phase::Ended(Some(hold));
+        state.phase = Phase::Ended(hold);
         self.pause_renewals();
         drop(state);
-        if self.validity.lose(Loss::Released) { FollowUp::Release } else { FollowUp::Forget }
+        if self.validity.end(Loss::Released) { FollowUp::Release } else { FollowUp::Forget }
     }
 
     /// In its answer to the release, the backend said that it no longer has the lease. `Loss::Released` stays recorded,
@@ -656,7 +659,7 @@ impl LocalLease {
 
     /// Fails if the lease is not held at `now`, and records the loss if nothing has done so before.
     pub(crate) fn check(&self, now: Moment) -> Result<(), FollowUp> {
-        // `Validity::lose` sets the reason, then the deadline. Check both: this must fail once `lost` has completed.
+        // `Validity::end` sets the reason, then the deadline. Check both: this must fail once `lost` has completed.
         let seems_held = now < self.validity.deadline() && self.validity.loss().is_none();
         if seems_held && !self.by_session.load(Ordering::Relaxed) {
             return Ok(());
@@ -708,7 +711,7 @@ impl LocalLease {
         }
         state.last_answer = Some(LastAnswer { sent_at, belief });
         state.last_fence = state.last_fence.max(position.last_fence);
-        state.tries += 1;
+        state.waiting_answers += 1;
         state.renew_retry = None;
         let pause = state.backoff.as_mut().map_or(position.ask_again_in, |backoff| Some(backoff.pause()));
         let ask_at = pause.map_or(Moment::NEVER, |pause| now.after(pause.max(Duration::from_millis(1))));
@@ -769,10 +772,10 @@ impl LocalLease {
     fn lose(&self, mut state: Locked<'_>, loss: Loss) -> FollowUp {
         match state.phase {
             Phase::Held(hold) => {
-                state.phase = Phase::Ended(Some(hold));
+                state.phase = Phase::Ended(hold);
                 self.pause_renewals();
                 drop(state);
-                if self.validity.lose(loss) { FollowUp::Lost } else { FollowUp::Forget }
+                if self.validity.end(loss) { FollowUp::Lost } else { FollowUp::Forget }
             }
             _ => self.refuse(state, Refusal::Gone, FollowUp::Release),
         }
@@ -836,7 +839,7 @@ impl LocalLease {
         self.renew_at.store(moment.as_micros(), Ordering::SeqCst);
     }
 
-    /// Stops renewals. A renewer that read the old time is stopped by `begin_renewal`.
+    /// No renewal is due until the next `set_renew_at`. A renewer that read the old time is stopped by `begin_renewal`.
     fn pause_renewals(&self) {
         self.renew_at.store(Moment::NEVER.as_micros(), Ordering::Release);
     }

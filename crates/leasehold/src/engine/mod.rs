@@ -53,7 +53,8 @@ use crate::{
 pub(crate) struct Engine {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) kind: &'static str,
+    /// The backend's name in errors and metrics, such as `redis`.
+    pub(crate) backend_kind: &'static str,
     pub(crate) threads: Threads,
     pub(crate) telemetry: Telemetry,
     renewer: Arc<Renewer>,
@@ -74,7 +75,7 @@ impl Engine {
         let guarantees = backend.guarantees();
         let telemetry = Telemetry::new(guarantees.kind);
         Ok(Arc::new_cyclic(|engine| Self {
-            kind: guarantees.kind,
+            backend_kind: guarantees.kind,
             pushes: guarantees.pushes,
             generation: leasehold_fork::generation(),
             renewer: Renewer::new(
@@ -148,13 +149,15 @@ impl Engine {
     }
 
     /// Polls a request or release once on the caller's thread and stores it for later polls. It moves to the I/O thread
-    /// by `limit`, or at once if the instance is closed.
+    /// by `limit`, after a third of the ttl, or after `TAKE_OVER_AFTER`, whichever is first; at once if the instance is
+    /// closed. Its timeouts apply only there, and a short ttl leaves less time than `TAKE_OVER_AFTER`.
     ///
     /// `close` may run at the same time: 1. It sets its flag.  2. It takes over all stored tasks.  3. This task is
     /// stored, too late for 2. So the flag is checked after the task is stored.
     fn start_on_caller(&self, lease: &Arc<LocalLease>, task: Task, now: Moment, limit: Moment) {
-        // The batches that this poll wakes (`backend/coalesce.rs`) continue after it. A redlock round polls several
-        // calls in one poll; a batch that ran inside it could wake the round too early, and the wake-up would be lost.
+        // This poll may make waiting batches (`backend/coalesce.rs`) ready. `continue_here` polls those once this poll
+        // has returned: a batch that ran inside a redlock round could wake the round too early, and the wake-up would
+        // be lost.
         let poll = |task: &mut Task, context: &mut Context<'_>| self.threads.poll_on_this_thread(task, context);
         let limit = limit.min(now.after(renew_every(lease.ttl())));
         if !continue_here(|| lease.call_in_flight.start(task, now, limit, &poll)) {

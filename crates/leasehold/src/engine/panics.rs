@@ -22,7 +22,8 @@ pub(crate) async fn catch_panic<T>(call: impl Future<Output = Result<T>>) -> Res
 
 /// Runs a clean-up if it is dropped during a panic.
 ///
-/// Call `disarm` on success: the task may run on a thread that is unwinding, in a destructor that waits for a release.
+/// Call `disarm` on success: `drop` sees only that the thread unwinds, and a destructor that runs meanwhile may poll a
+/// task that succeeds.
 pub(crate) struct OnPanic<F: FnOnce()>(Option<F>);
 
 impl<F: FnOnce()> OnPanic<F> {

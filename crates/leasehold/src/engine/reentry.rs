@@ -1,4 +1,4 @@
-//! Re-entrant locks: callers with the same holder share one lease.
+//! Leases shared by the callers of one holder (`shared_by_holder`).
 
 use std::{
     collections::HashMap,
@@ -15,7 +15,7 @@ use crate::{
     lease::{Brief, Busy, Holder, Moment, Resource},
 };
 
-/// The re-entrant leases of one instance.
+/// The shared leases of one instance.
 #[derive(Debug, Default)]
 pub(crate) struct Reentries(Mutex<HashMap<(Resource, Holder), Arc<JoinGate>>>);
 
@@ -79,6 +79,7 @@ impl Reentries {
             }
         }
         if let Wait::For(_) = options.wait {
+            // With no time left at all, the request would end before its answer.
             options.wait = Wait::For(join_by.since(engine.clock.now()).max(Duration::from_millis(1)));
         }
         let attempt = engine.acquire(&options).await?;
@@ -107,7 +108,7 @@ async fn give_up_joining(
     match options.wait {
         Wait::For(length) => {
             let busy = holders.try_recv().unwrap_or_default();
-            Err(Error::wait_elapsed(options.resource, engine.kind, Brief(length), busy))
+            Err(Error::wait_elapsed(options.resource, engine.backend_kind, Brief(length), busy))
         }
         Wait::No | Wait::Forever => {
             let limit = engine.clock.now().after(Duration::from_secs(1));

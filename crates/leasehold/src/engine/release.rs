@@ -38,47 +38,47 @@ enum PolledBy {
 
 impl Engine {
     /// Ends the lease in this process, then releases it at the backend and waits for the first answer.
-    pub(crate) async fn release(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) -> Result<Released> {
+    pub(crate) async fn release(self: &Arc<Self>, local: &Arc<LocalLease>, outcome: Outcome) -> Result<Released> {
         self.check_not_inherited()?;
         let now = self.clock.now();
-        if !self.end_locally(lease, now) {
+        if !self.end_locally(local, now) {
             return Ok(Released::Gone);
         }
-        if let Some(released) = self.release_at_once(lease, &outcome, now) {
+        if let Some(released) = self.release_at_once(local, &outcome, now) {
             return Ok(released);
         }
-        let (release, running) = (self.release_task(lease, outcome, now, PolledBy::Caller), self.count_task());
-        let (engine, released_lease) = (Arc::clone(self), Arc::clone(lease));
-        if lease.is_detached() {
+        let (release, running) = (self.release_task(local, outcome, now, PolledBy::Caller), self.count_task());
+        let (engine, released_local) = (Arc::clone(self), Arc::clone(local));
+        if local.is_detached() {
             // The renewer takes over a slow release, and a detached lease left its schedule when it was granted.
-            self.renewer.register(lease);
+            self.renewer.register(local);
         }
         let task = async move {
             let on_released = |released| {
-                engine.renewer.follow_up(&released_lease, FollowUp::Forget);
-                released_lease.on_released(released);
+                engine.renewer.follow_up(&released_local, FollowUp::Forget);
+                released_local.on_released(released);
             };
-            let panicked = OnPanic::new(|| on_released(Err(release_panicked(&released_lease))));
+            let panicked = OnPanic::new(|| on_released(Err(release_panicked(&released_local))));
             let released = release.await;
             panicked.disarm();
             on_released(released);
             drop(running);
         };
-        self.start_on_caller(lease, Box::pin(task), now, Moment::NEVER);
-        let in_flight = PolledRelease { engine: self, lease };
+        self.start_on_caller(local, Box::pin(task), now, Moment::NEVER);
+        let in_flight = PolledRelease { engine: self, local };
         poll_fn(|context| {
-            ready!(self.poll_in_flight(in_flight.lease, context))?;
-            in_flight.lease.poll_released(context)
+            ready!(self.poll_in_flight(in_flight.local, context))?;
+            in_flight.local.poll_released(context)
         })
         .await
     }
 
     /// Like `release`, but does not wait for the answer; for a dropped guard.
-    pub(crate) fn release_in_background(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) {
+    pub(crate) fn release_in_background(self: &Arc<Self>, local: &Arc<LocalLease>, outcome: Outcome) {
         let now = self.clock.now();
-        if self.end_locally(lease, now) && self.release_at_once(lease, &outcome, now).is_none() {
-            self.renewer.follow_up(lease, FollowUp::Forget);
-            let release = self.release_task(lease, outcome, now, PolledBy::IoThread);
+        if self.end_locally(local, now) && self.release_at_once(local, &outcome, now).is_none() {
+            self.renewer.follow_up(local, FollowUp::Forget);
+            let release = self.release_task(local, outcome, now, PolledBy::IoThread);
             self.spawn(Box::pin(async move { drop(release.await) }));
         }
     }
@@ -88,10 +88,10 @@ impl Engine {
         self.check_not_inherited()?;
         let now = self.clock.now();
         let mut held = self.renewer.held();
-        held.retain(|lease| self.end_locally(lease, now));
-        let start_release = |lease| {
-            self.renewer.follow_up(lease, FollowUp::Forget);
-            self.spawn_with_reply(self.release_task(lease, Outcome::Completed, now, PolledBy::IoThread))
+        held.retain(|local| self.end_locally(local, now));
+        let start_release = |local| {
+            self.renewer.follow_up(local, FollowUp::Forget);
+            self.spawn_with_reply(self.release_task(local, Outcome::Completed, now, PolledBy::IoThread))
         };
         let answers: Vec<_> = held.iter().map(start_release).collect();
         let (mut released, mut failure) = (0, None);
@@ -110,63 +110,63 @@ impl Engine {
 
     /// Ends the lease in this process. Returns true if it was still held: the caller must then release it at the
     /// backend and remove it from the renewer.
-    fn end_locally(&self, lease: &Arc<LocalLease>, now: Moment) -> bool {
-        let follow_up = lease.on_release(now);
-        if follow_up == FollowUp::Release && lease.validity.loss() == Some(Loss::Released) {
+    fn end_locally(&self, local: &Arc<LocalLease>, now: Moment) -> bool {
+        let follow_up = local.on_release(now);
+        if follow_up == FollowUp::Release && local.validity.loss() == Some(Loss::Released) {
             return true;
         }
-        self.renewer.follow_up_as(lease, follow_up, Outcome::Completed);
+        self.renewer.follow_up_as(local, follow_up, Outcome::Completed);
         false
     }
 
     /// Releases on this thread if the backend answers without waiting; returns `None` otherwise.
-    fn release_at_once(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: &Outcome, now: Moment) -> Option<Released> {
-        let span = self.telemetry.release_span(lease);
+    fn release_at_once(self: &Arc<Self>, local: &Arc<LocalLease>, outcome: &Outcome, now: Moment) -> Option<Released> {
+        let span = self.telemetry.release_span(local);
         let _within = span.enter();
         let panicked = OnPanic::new(|| {
-            self.renewer.follow_up(lease, FollowUp::Forget);
-            self.on_release_panic(&span, lease, outcome, now);
+            self.renewer.follow_up(local, FollowUp::Forget);
+            self.on_release_panic(&span, local, outcome, now);
         });
-        let answer = self.backend.release_at_once(lease.key(), outcome);
+        let answer = self.backend.release_at_once(local.key(), outcome);
         panicked.disarm();
         let answer = Ok(answer?.value);
-        record_if_too_late(lease, &answer);
-        self.renewer.follow_up(lease, FollowUp::Forget);
+        record_if_too_late(local, &answer);
+        self.renewer.follow_up(local, FollowUp::Forget);
         self.telemetry.record_answer(CallKind::Release, &answer, now, || self.clock.now());
-        self.telemetry.record_release(&span, lease, outcome, &answer, now);
+        self.telemetry.record_release(&span, local, outcome, &answer, now);
         answer.ok()
     }
 
     /// Releases a lease at the backend, and retries in the background if that fails.
     fn release_task(
         self: &Arc<Self>,
-        lease: &Arc<LocalLease>,
+        local: &Arc<LocalLease>,
         outcome: Outcome,
         now: Moment,
         polled_by: PolledBy,
     ) -> impl Future<Output = Result<Released>> + Send + use<> {
-        let (engine, lease) = (Arc::clone(self), Arc::clone(lease));
-        let span = self.telemetry.release_span(&lease);
+        let (engine, local) = (Arc::clone(self), Arc::clone(local));
+        let span = self.telemetry.release_span(&local);
         let within = span.clone();
         let task = async move {
-            let panicked = OnPanic::new(|| engine.on_release_panic(&span, &lease, &outcome, now));
-            let first = engine.release_once(&lease, &outcome, now, polled_by).await;
+            let panicked = OnPanic::new(|| engine.on_release_panic(&span, &local, &outcome, now));
+            let first = engine.release_once(&local, &outcome, now, polled_by).await;
             panicked.disarm();
-            record_if_too_late(&lease, &first);
+            record_if_too_late(&local, &first);
             if first.is_err() {
-                engine.spawn_release(&lease, outcome.clone());
+                engine.spawn_release(&local, outcome.clone());
             }
-            engine.telemetry.record_release(&span, &lease, &outcome, &first, now);
+            engine.telemetry.record_release(&span, &local, &outcome, &first, now);
             first
         };
         task.instrument(within)
     }
 
-    /// Retries a panicked release in the background, and reports it. The subscriber that gets the report may be what
-    /// panicked: a second panic would abort the process.
-    fn on_release_panic(self: &Arc<Self>, span: &Span, lease: &Arc<LocalLease>, outcome: &Outcome, now: Moment) {
-        self.spawn_release(lease, outcome.clone());
-        let report = || self.telemetry.record_release(span, lease, outcome, &Err(release_panicked(lease)), now);
+    /// Retries a panicked release in the background, and reports it. The tracing subscriber that gets the report may
+    /// be what panicked: a second panic would abort the process.
+    fn on_release_panic(self: &Arc<Self>, span: &Span, local: &Arc<LocalLease>, outcome: &Outcome, now: Moment) {
+        self.spawn_release(local, outcome.clone());
+        let report = || self.telemetry.record_release(span, local, outcome, &Err(release_panicked(local)), now);
         let _panicked_again = catch_unwind(AssertUnwindSafe(report));
     }
 
@@ -183,21 +183,22 @@ impl Engine {
     }
 
     /// Runs `release_until_done` on the I/O thread; nobody awaits the answer.
-    pub(crate) fn spawn_release(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) {
-        let (engine, lease) = (Arc::clone(self), Arc::clone(lease));
-        self.spawn(Box::pin(async move { engine.release_until_done(&lease, &outcome).await }));
+    pub(crate) fn spawn_release(self: &Arc<Self>, local: &Arc<LocalLease>, outcome: Outcome) {
+        let (engine, local) = (Arc::clone(self), Arc::clone(local));
+        self.spawn(Box::pin(async move { engine.release_until_done(&local, &outcome).await }));
     }
 
     async fn release_once(
         &self,
-        lease: &LocalLease,
+        local: &LocalLease,
         outcome: &Outcome,
         now: Moment,
         polled_by: PolledBy,
     ) -> Result<Released> {
-        let mut call = self.backend.release(lease.key(), outcome);
+        let mut call = self.backend.release(local.key(), outcome);
+        // `Ready(Pending)`: the call has moved to the I/O thread or began there, and the timeout applies from here.
         let first = poll_fn(|context| match call.as_mut().poll(context) {
-            Poll::Pending if polled_by == PolledBy::Caller && lease.call_in_flight.is_polled_by_caller() => {
+            Poll::Pending if polled_by == PolledBy::Caller && local.call_in_flight.is_polled_by_caller() => {
                 Poll::Pending
             }
             first => Poll::Ready(first),
@@ -205,7 +206,7 @@ impl Engine {
         let answer = match first.await {
             Poll::Ready(answer) => answer,
             // Boxed, so that the usual task stays small.
-            Poll::Pending => Box::pin(self.with_timeout(call, &lease.key().resource)).await,
+            Poll::Pending => Box::pin(self.with_timeout(call, &local.key().resource)).await,
         };
         self.telemetry.record_answer(CallKind::Release, &answer, now, || self.clock.now());
         answer.map(|answer| answer.value)
@@ -228,21 +229,21 @@ impl Engine {
 
     /// Retries until the backend answers, retrying is useless, the lease has ended, or `RELEASE_LIMIT` has passed since
     /// `close`.
-    async fn release_until_done(&self, lease: &LocalLease, outcome: &Outcome) {
+    async fn release_until_done(&self, local: &LocalLease, outcome: &Outcome) {
         // A lease that no clock ends is released without a time limit: it would otherwise stay as long as this process
         // or its connection lives.
-        let by_clock = lease.is_detached() || self.backend.guarantees().liveness == Liveness::Ttl;
-        let until = if by_clock { self.clock.now().after(lease.ttl().get()) } else { Moment::NEVER };
+        let by_clock = local.is_detached() || self.backend.guarantees().liveness == Liveness::Ttl;
+        let until = if by_clock { self.clock.now().after(local.ttl().get()) } else { Moment::NEVER };
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
         loop {
             let sent_at = self.clock.now();
-            let Err(error) = catch_panic(self.release_once(lease, outcome, sent_at, PolledBy::IoThread)).await else {
+            let Err(error) = catch_panic(self.release_once(local, outcome, sent_at, PolledBy::IoThread)).await else {
                 return;
             };
             let now = self.clock.now();
             let refused = by_clock && !error.is_retryable();
             if refused || now >= until || self.closed_for(now) >= Some(RELEASE_LIMIT) {
-                tracing::warn!(target: "leasehold::release", resource = %lease.key().resource, error = format_args!("{error:#}"), "could not release");
+                tracing::warn!(target: "leasehold::release", resource = %local.key().resource, error = format_args!("{error:#}"), "could not release");
                 return;
             }
             self.clock.sleep_until(now.after(backoff.pause())).await;
@@ -250,29 +251,29 @@ impl Engine {
     }
 }
 
-fn release_panicked(lease: &LocalLease) -> Error {
-    let resource = &lease.key().resource;
+fn release_panicked(local: &LocalLease) -> Error {
+    let resource = &local.key().resource;
     Error::unanswered(format!("the backend panicked during the release of {resource}")).about(resource)
 }
 
-/// Records, for errors, that the backend no longer knew the lease. For the first answer only: if that is lost, a later
-/// `Gone` may mean that the first release has succeeded.
-fn record_if_too_late(lease: &LocalLease, first: &Result<Released>) {
+/// Records that the backend no longer knew the lease, so that later errors say so. For the first answer only: if that
+/// is lost, a later `Gone` may mean that the first release has succeeded.
+fn record_if_too_late(local: &LocalLease, first: &Result<Released>) {
     if matches!(first, Ok(Released::Gone)) {
-        lease.mark_released_too_late();
+        local.mark_released_too_late();
     }
 }
 
 /// A release that its caller polls; if the caller drops it, the I/O thread finishes it.
 struct PolledRelease<'a> {
     engine: &'a Arc<Engine>,
-    lease: &'a Arc<LocalLease>,
+    local: &'a Arc<LocalLease>,
 }
 
 impl Drop for PolledRelease<'_> {
     fn drop(&mut self) {
         if !self.engine.is_inherited() {
-            self.engine.renewer.take_over(self.lease);
+            self.engine.renewer.take_over(self.local);
         }
     }
 }

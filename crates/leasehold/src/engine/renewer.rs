@@ -53,8 +53,8 @@ pub(crate) struct Renewer {
     incarnation: AtomicU64,
     incarnation_known: AtomicBool,
     incarnation_changes: Mutex<()>,
-    renewals: Alarm,
-    deadlines: Alarm,
+    renew_alarm: Alarm,
+    deadline_alarm: Alarm,
     /// Held because dropping it stops the hints.
     hints: OnceLock<HintDelivery>,
     stopped: AtomicBool,
@@ -115,8 +115,8 @@ impl Renewer {
             incarnation: AtomicU64::new(0),
             incarnation_known: AtomicBool::new(false),
             incarnation_changes: Mutex::default(),
-            renewals: Alarm::new(),
-            deadlines: Alarm::new(),
+            renew_alarm: Alarm::new(),
+            deadline_alarm: Alarm::new(),
             hints: OnceLock::new(),
             stopped: AtomicBool::new(false),
         });
@@ -139,8 +139,8 @@ impl Renewer {
     /// Ends both loops: the instance is gone.
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);
-        self.renewals.wake.notify_one();
-        self.deadlines.wake.notify_one();
+        self.renew_alarm.wake.notify_one();
+        self.deadline_alarm.wake.notify_one();
     }
 
     /// Registers a lease before its request is sent, so that no hint about it is missed.
@@ -148,20 +148,20 @@ impl Renewer {
         self.schedule.insert(lease);
     }
 
-    /// Does what a transition of the lease asks for. History records a release as cancelled, or as having reached its
-    /// `max_hold`.
+    /// Does what a transition of the lease asks for. If this releases the lease, history records it as cancelled, or as
+    /// `MaxHold` if that is why it was lost.
     pub(crate) fn follow_up(&self, lease: &Arc<LocalLease>, follow_up: FollowUp) {
         self.follow_up_as(lease, follow_up, Outcome::Cancelled);
     }
 
-    /// Like `follow_up`, but history records a release with `outcome`, or as having reached its `max_hold`.
+    /// Like `follow_up`, but history records a release with `outcome` instead of as cancelled.
     pub(crate) fn follow_up_as(&self, lease: &Arc<LocalLease>, follow_up: FollowUp, outcome: Outcome) {
         match follow_up {
             FollowUp::Nothing => {}
             FollowUp::Schedule => {
                 let (due_at, deadline) = self.schedule.lower_bounds(lease);
-                self.renewals.wake_by(due_at);
-                self.deadlines.wake_by(deadline);
+                self.renew_alarm.wake_by(due_at);
+                self.deadline_alarm.wake_by(deadline);
             }
             FollowUp::Forget => self.schedule.remove(lease.key().id),
             FollowUp::Lost => {
@@ -185,7 +185,7 @@ impl Renewer {
         }
     }
 
-    /// Logs and counts a loss, away from the timer's thread: a subscriber may block.
+    /// Logs and counts a loss, away from the timer's thread: a tracing subscriber may block.
     fn report_loss(&self, lease: &Arc<LocalLease>) {
         let (lease, telemetry, clock) = (Arc::clone(lease), self.telemetry.clone(), Arc::clone(&self.clock));
         self.threads.io.spawn(async move { telemetry.record_loss(&lease, clock.now()) });
@@ -284,7 +284,7 @@ impl Renewer {
             }
             Hint::Evicted { id } => update(id, &|lease| lease.on_evict_hint(now)),
             Hint::Changed { resource } => {
-                self.renew_now(|lease| lease.key().resource == resource && lease.may_wait());
+                self.renew_now(|lease| lease.key().resource == resource && lease.could_be_waiting());
             }
             Hint::Missed => {
                 for lease in self.schedule.all(|_| true) {
@@ -377,7 +377,7 @@ async fn renew_when_due(renewer: Weak<Renewer>) {
                 tokio::task::yield_now().await;
             }
         }
-        renewer.renewals.sleep(&*renewer.clock, || renewer.schedule.next_due()).await;
+        renewer.renew_alarm.sleep(&*renewer.clock, || renewer.schedule.next_due()).await;
     }
     drop_elsewhere(renewer);
 }
@@ -390,7 +390,7 @@ async fn watch_deadlines(renewer: Weak<Renewer>) {
         for lease in renewer.schedule.past_deadline(now) {
             renewer.follow_up(&lease, lease.on_deadline(now));
         }
-        renewer.deadlines.sleep(&*renewer.clock, || renewer.schedule.next_deadline()).await;
+        renewer.deadline_alarm.sleep(&*renewer.clock, || renewer.schedule.next_deadline()).await;
     }
     drop_elsewhere(renewer);
 }

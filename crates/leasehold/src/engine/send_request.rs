@@ -22,15 +22,16 @@ use crate::{
 };
 
 /// How long an abandoned request may stay unanswered before its lease is released all the same. If the request is
-/// carried out after that release, the ttl ends the lease; a lease that no ttl ends has no such limit.
+/// carried out after that release, the ttl ends the lease. For a lease that no ttl ends, the wait goes on until
+/// `RELEASE_LIMIT` after `close`.
 const LATE_ANSWER_WAIT: Duration = Duration::from_secs(1);
 
 /// The answer to a request.
 struct AnsweredRequest {
     call: SentCall,
     answer: Answer<Decision>,
-    /// An earlier try of the same request was not answered and may still be carried out.
-    earlier_try_may_run: bool,
+    /// The same request was sent before, without an answer, and may still be carried out.
+    earlier_send_may_run: bool,
 }
 
 type PendingAnswer<'a> = Pin<Box<dyn Future<Output = Result<Answer<Decision>>> + Send + 'a>>;
@@ -50,14 +51,14 @@ impl Engine {
 
     fn on_answer_at_once(self: &Arc<Self>, lease: &Arc<LocalLease>, call: SentCall, answer: Answer<Decision>) {
         self.telemetry.record_answer(CallKind::Acquire, &Ok(()), call.sent_at, || self.clock.now());
-        self.on_answer(lease, AnsweredRequest { call, answer, earlier_try_may_run: false }, call.sent_at);
+        self.on_answer(lease, AnsweredRequest { call, answer, earlier_send_may_run: false }, call.sent_at);
     }
 
     /// Sends the request until it is answered, and acts on the answer.
     ///
     /// Has no timeout while the caller polls it: the renewer moves a slow request to the I/O thread, where the timeout
     /// applies.
-    pub(super) async fn send_request_task(
+    pub(super) async fn run_request(
         self: Arc<Self>,
         lease: Arc<LocalLease>,
         call: SentCall,
@@ -91,7 +92,7 @@ impl Engine {
         let pending: PendingAnswer<'_> = match first {
             Poll::Ready(Ok(answer)) => {
                 drop(pending);
-                let answered = AnsweredRequest { call, answer, earlier_try_may_run: false };
+                let answered = AnsweredRequest { call, answer, earlier_send_may_run: false };
                 return self.on_answer(lease, answered, self.clock.now());
             }
             // The retry loop handles the error.
@@ -106,14 +107,15 @@ impl Engine {
     }
 
     fn on_answer(self: &Arc<Self>, lease: &Arc<LocalLease>, answered: AnsweredRequest, now: Moment) {
-        let AnsweredRequest { call, answer, earlier_try_may_run } = answered;
+        let AnsweredRequest { call, answer, earlier_send_may_run } = answered;
         if let Decision::Queued(position) = &answer.value {
             telemetry::record_queued(position);
         }
         let refused = matches!(answer.value, Decision::Busy(_) | Decision::WrongShape { .. });
         let follow_up = lease.on_decision(answer.value, call, answer.belief, now);
         self.renewer.follow_up(lease, follow_up);
-        if refused && earlier_try_may_run {
+        // The earlier try may still arrive and be granted: nobody would release that lease.
+        if refused && earlier_send_may_run {
             self.spawn_release(lease, Outcome::Cancelled);
         }
         self.renewer.on_incarnation(answer.incarnation);
@@ -130,7 +132,7 @@ impl Engine {
         until: Moment,
     ) -> Result<AnsweredRequest, FollowUp> {
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
-        let mut earlier_try_may_run = false;
+        let mut earlier_send_may_run = false;
         loop {
             let answer = tokio::select! {
                 biased;
@@ -143,15 +145,16 @@ impl Engine {
             };
             self.telemetry.record_answer(CallKind::Acquire, &answer, call.sent_at, || self.clock.now());
             let error = match answer {
-                Ok(answer) => return Ok(AnsweredRequest { call, answer, earlier_try_may_run }),
+                Ok(answer) => return Ok(AnsweredRequest { call, answer, earlier_send_may_run }),
                 Err(error) => error,
             };
-            earlier_try_may_run |= error.outcome_unknown();
+            earlier_send_may_run |= error.outcome_unknown();
             let now = self.clock.now();
-            // The server may have restarted before it answered: retry, though not beyond `until`.
-            let worth_retrying = earlier_try_may_run && error.is_outage();
+            // Once a try may have been carried out, only an answer settles it: go on while the server cannot be
+            // reached, though not beyond `until`.
+            let worth_retrying = earlier_send_may_run && error.is_outage();
             if !worth_retrying || self.is_closed() || now >= until || lease.caller_left() {
-                let error = if earlier_try_may_run { error.maybe_done() } else { error };
+                let error = if earlier_send_may_run { error.maybe_done() } else { error };
                 return Err(lease.on_request_failed(error.about(&lease.key().resource)));
             }
             self.clock.sleep_until(now.after(backoff.pause()).min(until)).await;
@@ -161,7 +164,7 @@ impl Engine {
     }
 
     /// Fails the request for its caller now, then waits for an answer before the lease is released: up to
-    /// `LATE_ANSWER_WAIT` if the ttl ends the lease, otherwise as long as it takes.
+    /// `LATE_ANSWER_WAIT` if the ttl ends the lease, otherwise until `RELEASE_LIMIT` after `close`.
     ///
     /// A release that is sent while the request is in flight may overtake it:
     /// 1. the request is on its way  2. the release arrives by another connection and finds nothing
@@ -190,6 +193,6 @@ impl Engine {
     }
 
     fn request_unanswered(&self, resource: &Resource) -> Error {
-        Error::unanswered(format!("{resource} on {}: the request was not answered in time", self.kind))
+        Error::unanswered(format!("{resource} on {}: the request was not answered in time", self.backend_kind))
     }
 }

@@ -160,7 +160,7 @@ impl Validity {
     }
 
     /// Ends the lease in this process. Only the first call has an effect; returns whether this call was the first.
-    pub(crate) fn lose(&self, loss: Loss) -> bool {
+    pub(crate) fn end(&self, loss: Loss) -> bool {
         let first = self.loss_code.compare_exchange(0, loss.number(), Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if first {
             self.deadline.store(ENDED, Ordering::SeqCst);
@@ -219,7 +219,7 @@ mod tests {
     fn a_late_answer_revives_nothing() {
         let validity = held(100, Moment::NEVER);
         assert!(!validity.extend(at(100), at(500)), "the reply came at the deadline");
-        validity.lose(Loss::RenewTimeout);
+        validity.end(Loss::RenewTimeout);
         assert!(!validity.extend(at(50), at(900)), "nor does one that claims to be early");
         assert_eq!(validity.health(at(50)), LeaseHealth::Lost);
     }
@@ -252,8 +252,8 @@ mod tests {
     #[test]
     fn the_first_end_counts() {
         let validity = held(100, Moment::NEVER);
-        assert!(validity.lose(Loss::Released));
-        assert!(!validity.lose(Loss::Evicted));
+        assert!(validity.end(Loss::Released));
+        assert!(!validity.end(Loss::Evicted));
         assert_eq!(validity.health(at(10)), LeaseHealth::Released);
     }
 }

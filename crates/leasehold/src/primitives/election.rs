@@ -151,7 +151,7 @@ impl Election {
         let Some(first) = page.leases.into_iter().next() else { return Ok(ElectionView::default()) };
         let (asked, in_force) = (Claim::LEADER.shape(), first.claim.shape());
         if asked != in_force {
-            return Err(Error::wrong_shape(&resource, self.options.locks.engine().kind, asked, in_force));
+            return Err(Error::wrong_shape(&resource, self.options.locks.engine().backend_kind, asked, in_force));
         }
         let LeaseState::Holding { fence, acquired_at, held_for } = first.state else {
             return Ok(ElectionView::default());

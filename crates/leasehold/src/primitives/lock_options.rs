@@ -130,7 +130,7 @@ impl LockOptions {
     pub(crate) async fn acquire(&self, claim: Claim) -> Result<Guard> {
         match self.get(claim, self.wait).await? {
             Attempt::Acquired(guard) => Ok(guard),
-            Attempt::Busy(busy) => Err(Error::busy(&self.resource, self.locks.engine().kind, busy)),
+            Attempt::Busy(busy) => Err(Error::busy(&self.resource, self.locks.engine().backend_kind, busy)),
         }
     }
 
@@ -169,7 +169,7 @@ impl LockOptions {
     pub(crate) async fn detached(&self, claim: Claim) -> Result<DetachedLease> {
         match self.get_detached(claim, self.wait).await? {
             Ok(detached) => Ok(detached),
-            Err(busy) => Err(Error::busy(&self.resource, self.locks.engine().kind, busy)),
+            Err(busy) => Err(Error::busy(&self.resource, self.locks.engine().backend_kind, busy)),
         }
     }
 

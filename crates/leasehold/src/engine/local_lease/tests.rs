@@ -124,7 +124,7 @@ fn a_lease_that_the_backend_extended_too_late_is_released() {
 fn a_change_that_is_heard_of_before_the_answer_is_looked_into_after_it() {
     let lease = lease(|_| {});
     let call = lease.number_call(at(0));
-    assert!(lease.may_wait());
+    assert!(lease.could_be_waiting());
     assert_eq!(lease.request_renewal(at(1)), FollowUp::Schedule);
     let queued = Decision::Queued(position(7));
     assert_eq!(lease.on_decision(queued, call, Belief::Process, at(2)), FollowUp::Schedule);
