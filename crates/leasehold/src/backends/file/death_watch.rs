@@ -1,8 +1,8 @@
-//! Watches the processes that our waiting entries wait for, and sends a hint when one dies.
+//! Watches the instances that our waiting entries wait for, and sends a hint when one dies.
 //!
 //! An open write end of a FIFO gets an error event when its last reader is
-//! gone, for whatever reason. So nothing polls, and each watched process needs
-//! one watch. A few idle watches stay open, since the same processes are often
+//! gone, for whatever reason. So nothing polls, and each watched instance needs
+//! one watch. A few idle watches stay open, since the same instances are often
 //! waited for again.
 
 use std::{
@@ -39,14 +39,14 @@ pub(super) struct DeathWatch {
 struct Watches {
     /// For each resource, the instances whose death our waiting entries must notice.
     by_resource: HashMap<Resource, BTreeSet<Uuid>>,
-    /// The watch on each process, and for which resources.
-    by_process: HashMap<Uuid, ProcessWatch>,
-    /// The processes that are watched for no resource, the longest idle first.
+    /// The watch on each instance, and for which resources.
+    by_instance: HashMap<Uuid, InstanceWatch>,
+    /// The instances that are watched for no resource, the longest idle first.
     idle: VecDeque<Uuid>,
 }
 
 #[derive(Debug)]
-struct ProcessWatch {
+struct InstanceWatch {
     resources: HashSet<Resource>,
     task: AbortHandle,
 }
@@ -56,7 +56,7 @@ impl DeathWatch {
         Self { directory, runtime, hints, watches: Arc::default() }
     }
 
-    /// Watches these processes for the resource from now on, and no others; returns whether one is dead already.
+    /// Watches these instances for the resource from now on, and no others; returns whether one is dead already.
     ///
     /// The caller holds the latch of the resource, so that nobody else sets what is watched for it.
     pub(super) fn set_watched(&self, resource: &Resource, wanted: BTreeSet<Uuid>) -> bool {
@@ -78,7 +78,7 @@ impl DeathWatch {
         is_dead
     }
 
-    /// Watches a process for the resource by its FIFO, unless it is watched already.
+    /// Watches an instance for the resource by its FIFO, unless it is watched already.
     fn watch(&self, id: Uuid, fifo: pipe::Sender, resource: &Resource) {
         let mut watches = self.watches.lock();
         watches.by_resource.entry(resource.clone()).or_default().insert(id);
@@ -97,18 +97,18 @@ impl DeathWatch {
             }
         });
         let resources = HashSet::from([resource.clone()]);
-        watches.by_process.insert(id, ProcessWatch { resources, task: task.abort_handle() });
+        watches.by_instance.insert(id, InstanceWatch { resources, task: task.abort_handle() });
     }
 }
 
 impl Drop for DeathWatch {
     fn drop(&mut self) {
-        self.watches.lock().by_process.drain().for_each(|(_, watch)| watch.task.abort());
+        self.watches.lock().by_instance.drain().for_each(|(_, watch)| watch.task.abort());
     }
 }
 
 impl Watches {
-    /// Watches only these processes for the resource; returns those that are not watched for anything yet.
+    /// Watches only these instances for the resource; returns those that are not watched for anything yet.
     fn keep_watched(&mut self, resource: &Resource, wanted: BTreeSet<Uuid>) -> Vec<Uuid> {
         if wanted.is_empty() && !self.by_resource.contains_key(resource) {
             return Vec::new();
@@ -125,30 +125,30 @@ impl Watches {
         new.into_iter().collect()
     }
 
-    /// Adds the resource to the watch on a process; returns false if there is none.
+    /// Adds the resource to the watch on an instance; returns false if there is none.
     fn add_to_watch(&mut self, id: Uuid, resource: &Resource) -> bool {
-        let Some(watch) = self.by_process.get_mut(&id) else { return false };
+        let Some(watch) = self.by_instance.get_mut(&id) else { return false };
         watch.resources.insert(resource.clone());
         self.idle.retain(|idle| *idle != id);
         true
     }
 
     fn drop_watch(&mut self, id: Uuid, resource: &Resource) {
-        let Some(watch) = self.by_process.get_mut(&id) else { return };
+        let Some(watch) = self.by_instance.get_mut(&id) else { return };
         watch.resources.remove(resource);
         if watch.resources.is_empty() {
             self.idle.push_back(id);
         }
         if self.idle.len() > MAX_IDLE
-            && let Some(watch) = self.idle.pop_front().and_then(|id| self.by_process.remove(&id))
+            && let Some(watch) = self.idle.pop_front().and_then(|id| self.by_instance.remove(&id))
         {
             watch.task.abort();
         }
     }
 
-    /// Forgets a process that died; returns the resources for which it was watched.
+    /// Forgets an instance that died; returns the resources for which it was watched.
     fn end_watch(&mut self, id: Uuid) -> HashSet<Resource> {
-        let resources = self.by_process.remove(&id).map(|watch| watch.resources).unwrap_or_default();
+        let resources = self.by_instance.remove(&id).map(|watch| watch.resources).unwrap_or_default();
         self.idle.retain(|idle| *idle != id);
         for resource in &resources {
             if let Some(wanted) = self.by_resource.get_mut(resource) {
@@ -220,7 +220,7 @@ mod tests {
             assert!(!watch.set_watched(&resource, BTreeSet::from([process.id()])));
         }
         assert!(!watch.set_watched(&resource, BTreeSet::new()));
-        assert_eq!(watch.watches.lock().by_process.len(), MAX_IDLE, "the one that was idle longest is let go");
+        assert_eq!(watch.watches.lock().by_instance.len(), MAX_IDLE, "the one that was idle longest is let go");
 
         let (needed, idle) = (watched.pop().unwrap(), watched.pop().unwrap());
         assert!(!watch.set_watched(&resource, BTreeSet::from([needed.id()])));

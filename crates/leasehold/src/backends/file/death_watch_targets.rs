@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use uuid::Uuid;
 
-use super::{encode::EntryText, record::Record};
+use super::{encode::EncodedEntry, record::Record};
 use crate::{lease::LeaseId, model::Entry};
 
 /// The instances that `own` should watch for its entries that wait.
@@ -31,33 +31,37 @@ pub(super) fn watched_by(own: Uuid, record: &Record) -> BTreeSet<Uuid> {
 
 /// The waiters whose watch targets changed since the record was written; they must be notified.
 pub(super) fn with_new_watch_targets(record: &Record) -> Vec<LeaseId> {
-    let mut before = record.lines.iter().filter(|line| line.waiting);
-    let mut ahead_before: Option<&EntryText> = None;
-    let mut ahead: Option<&Entry> = None;
+    let mut in_file = record.lines.iter().filter(|line| line.waiting);
+    let mut last_in_file: Option<&EncodedEntry> = None;
+    let mut ahead_now: Option<&Entry> = None;
     let mut found = Vec::new();
     for entry in record.state.entries.iter().filter(|entry| entry.is_waiting()) {
         // The lines skipped here are of waiters that have left. An entry without a line is new, like all after it.
-        let known_ahead = loop {
-            match before.next() {
-                Some(line) if line.id == entry.id => break ahead_before.replace(line),
-                Some(line) => ahead_before = Some(line),
+        let ahead_in_file = loop {
+            match in_file.next() {
+                Some(line) if line.id == entry.id => break last_in_file.replace(line),
+                Some(line) => last_in_file = Some(line),
                 None => return found,
             }
         };
-        let knows = match (ahead, known_ahead) {
-            (Some(waiter), Some(known)) => record.bound_to(waiter).is_none_or(|id| known.bound_to == Some(id)),
+        let already_watches = match (ahead_now, ahead_in_file) {
+            // Still behind a waiter.
+            (Some(now), Some(before)) => record.bound_to(now).is_none_or(|id| before.bound_to == Some(id)),
+            // Was first, is no longer.
             (Some(_), None) => false,
-            (None, Some(known)) => holders(record).all(|id| known.bound_to == Some(id)),
+            // Has become the first.
+            (None, Some(before)) => holders(record).all(|id| before.bound_to == Some(id)),
+            // Still the first.
             (None, None) => {
                 let holding = record.lines.iter().filter(|line| !line.waiting);
-                let known: HashSet<Uuid> = holding.filter_map(|line| line.bound_to).collect();
-                holders(record).all(|id| known.contains(&id))
+                let watched: HashSet<Uuid> = holding.filter_map(|line| line.bound_to).collect();
+                holders(record).all(|id| watched.contains(&id))
             }
         };
-        if !knows {
+        if !already_watches {
             found.push(entry.id);
         }
-        ahead = Some(entry);
+        ahead_now = Some(entry);
     }
     found
 }

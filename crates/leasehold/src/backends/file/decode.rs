@@ -6,7 +6,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use super::{
-    encode::{EntryText, VERSION},
+    encode::{EncodedEntry, VERSION},
     file_names,
     record::{Record, Times},
     safe_open,
@@ -63,13 +63,14 @@ pub(super) fn record(bytes: &[u8], path: &Path, times: &Times<'_>, known: Record
     let mut known = known.lines.into_iter().zip(known.state.entries).collect::<Vec<_>>().into_iter();
     // Spaces fill the file of a record that was longer.
     for line in lines.map(<[u8]>::trim_ascii_end) {
-        let same = |(known, _): &(EntryText, Entry)| known.text.strip_suffix(b"\n") == Some(line);
+        let same = |(known, _): &(EncodedEntry, Entry)| known.line.strip_suffix(b"\n") == Some(line);
+        // Lines keep their order: take the known line that is equal, and drop those before it.
         if !from_earlier_boot
             && let Some(at) = known.as_slice().iter().take(MAX_COMPARED).position(same)
-            && let Some((line, entry)) = known.nth(at)
+            && let Some((known_line, entry)) = known.nth(at)
         {
-            record.owners.insert(entry.id, line.owner);
-            record.lines.push(line);
+            record.owners.insert(entry.id, known_line.owner);
+            record.lines.push(known_line);
             record.state.entries.push(entry);
             continue;
         }
@@ -79,7 +80,7 @@ pub(super) fn record(bytes: &[u8], path: &Path, times: &Times<'_>, known: Record
             convert_times(&mut entry, deadline, times);
         }
         record.owners.insert(entry.id, owner);
-        record.lines.push(EntryText::new(&entry, owner, [line, b"\n"].concat()));
+        record.lines.push(EncodedEntry::new(&entry, owner, [line, b"\n"].concat()));
         record.state.entries.push(entry);
     }
     if record.state.entries.len() != header.entries {
@@ -93,6 +94,7 @@ pub(super) fn record(bytes: &[u8], path: &Path, times: &Times<'_>, known: Record
 
 fn header(line: &[u8], path: &Path) -> Result<Header> {
     let header = serde_json::from_slice::<Header>(line);
+    // The header of another version may lack our fields: read only its version, for the error.
     let version = match &header {
         Ok(Header { v, oldest_reader, .. }) => RecordVersion { v: *v, oldest_reader: *oldest_reader },
         Err(_) => serde_json::from_slice(line).map_err(|error| corrupt(path, &error.to_string()))?,

@@ -19,7 +19,7 @@ use uuid::Uuid;
 use super::{DefaultDirectory, FileOptions, errors::cannot, file_names, filesystem, layout, record_file, safe_open};
 use crate::{Error, Result, lease::Resource};
 
-/// Read and write access for the owner only; no common umask takes it away.
+/// Read and write access for the owner only.
 const OWNER_ONLY: u32 = 0o600;
 
 /// The directory of one namespace.
@@ -39,6 +39,7 @@ pub(super) struct Directory {
 /// The owner to give new files to, if it is not the user who creates them.
 #[derive(Clone, Copy, Debug)]
 struct Owner {
+    /// `None` if files stay with the user who creates them: only root can give them to another.
     user: Option<u32>,
     group: u32,
 }
@@ -88,9 +89,10 @@ impl Directory {
             )));
         }
         let group = getegid().as_raw();
-        let shared = self.mode & 0o060 != 0 && metadata.gid() != group;
-        let others = self.user == 0 && (metadata.uid(), metadata.gid()) != (self.user, group);
-        self.owner = (shared || others).then(|| Owner { user: others.then(|| metadata.uid()), group: metadata.gid() });
+        let shared_with_other_group = self.mode & 0o060 != 0 && metadata.gid() != group;
+        let root_for_another = self.user == 0 && (metadata.uid(), metadata.gid()) != (self.user, group);
+        self.owner = (shared_with_other_group || root_for_another)
+            .then(|| Owner { user: root_for_another.then(|| metadata.uid()), group: metadata.gid() });
         Ok(())
     }
 
@@ -141,6 +143,7 @@ impl Directory {
         if let Some(Owner { user, group }) = self.owner {
             let _where_permitted = fchown(file, user, Some(group));
         }
+        // No common umask takes the owner's access away.
         if self.owner.is_none() && self.mode & !OWNER_ONLY == 0 {
             return Ok(());
         }

@@ -42,36 +42,37 @@ struct EntryLine<'a> {
     entry: &'a Entry,
 }
 
-/// The encoded line of one entry.
+/// One entry and its encoded line.
 #[derive(Debug)]
-pub(super) struct EntryText {
+pub(super) struct EncodedEntry {
     pub(super) id: LeaseId,
     /// The instance that requested the entry.
     pub(super) owner: Uuid,
     /// The instance whose death ends the entry.
     pub(super) bound_to: Option<Uuid>,
     pub(super) waiting: bool,
-    pub(super) text: Vec<u8>,
+    /// With its line end.
+    pub(super) line: Vec<u8>,
 }
 
-impl EntryText {
-    pub(super) fn new(entry: &Entry, owner: Uuid, text: Vec<u8>) -> Self {
+impl EncodedEntry {
+    pub(super) fn new(entry: &Entry, owner: Uuid, line: Vec<u8>) -> Self {
         Self {
             id: entry.id,
             owner,
             bound_to: ends_with_process(entry).then_some(owner),
             waiting: entry.is_waiting(),
-            text,
+            line,
         }
     }
 
     fn encode(entry: &Entry, owner: Uuid, times: &Times<'_>) -> io::Result<Self> {
         let by_clock = entry.expiry == Expiry::ByClock;
         let deadline = by_clock.then(|| times.wall.after(entry.expires_at.since(times.now)));
-        let mut text = Vec::with_capacity(USUAL_LINE);
-        serde_json::to_writer(&mut text, &EntryLine { owner, deadline, entry })?;
-        text.push(b'\n');
-        Ok(Self::new(entry, owner, text))
+        let mut line = Vec::with_capacity(USUAL_LINE);
+        serde_json::to_writer(&mut line, &EntryLine { owner, deadline, entry })?;
+        line.push(b'\n');
+        Ok(Self::new(entry, owner, line))
     }
 }
 
@@ -103,15 +104,15 @@ pub(super) fn record(
     let mut lines = Vec::with_capacity(entries.len());
     for entry in entries {
         let unchanged = !record.from_earlier_boot && changed.binary_search(&entry.id).is_err();
-        let line = match known.find(|line| line.id == entry.id) {
-            Some(line) if unchanged => line,
+        let encoded = match known.find(|known| known.id == entry.id) {
+            Some(known) if unchanged => known,
             _ => {
                 let owner = record.owners.get(&entry.id).copied().unwrap_or_default();
-                EntryText::encode(entry, owner, times)?
+                EncodedEntry::encode(entry, owner, times)?
             }
         };
-        buffer.extend_from_slice(&line.text);
-        lines.push(line);
+        buffer.extend_from_slice(&encoded.line);
+        lines.push(encoded);
     }
     record.lines = lines;
     Ok(())

@@ -60,8 +60,8 @@ impl Watchers {
         Ok(self.streams.watch(names))
     }
 
-    /// Takes the first free line. A line that a failed write left to this instance is used again: with two lines it would
-    /// get each event twice.
+    /// Takes the first free line. A write that failed may have stored our id all the same: that line is used again,
+    /// since with two lines this instance would get each event twice.
     fn join(&self) -> Result<()> {
         let path = self.directory.watchers();
         // Opened again: flock belongs to the open file, and threads sharing it would not exclude each other.

@@ -27,6 +27,7 @@ impl<F: AsFd> ClosedInChild<F> {
             let file = open()?;
             let registration = close_in_child(file.as_fd())?;
             tries += 1;
+            // `None`: a thread was just forking.
             if tries == TRIES || before.is_some() && forks() == before {
                 return Ok(Self { _registration: registration, file });
             }

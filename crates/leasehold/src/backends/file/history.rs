@@ -47,8 +47,8 @@ impl HistoryLog {
         Self { directory, open: Mutex::default() }
     }
 
-    /// Records the ended leases. A failure is only logged: the operation itself has already succeeded.
-    pub(super) fn record(&self, ended: &[EndedLease], now: Moment) {
+    /// Adds the ended leases. A failure is only logged: the operation itself has already succeeded.
+    pub(super) fn add(&self, ended: &[EndedLease], now: Moment) {
         if ended.is_empty() {
             return;
         }
@@ -92,7 +92,8 @@ impl HistoryLog {
 
 fn rotate(directory: &Directory) -> Result<()> {
     let Some(lock) = latch::try_lock_history(directory)? else { return Ok(()) };
-    // Another process may have rotated since. A writer that still has the old file open writes to its end.
+    // Another process may have rotated since. A writer that still has the file open goes on appending to what is now
+    // the older one.
     let path = directory.history();
     let full = fs::symlink_metadata(&path).is_ok_and(|file| file.len() >= ROTATE_AT);
     let rotated = if full { fs::rename(&path, directory.older_history()) } else { Ok(()) };
@@ -116,7 +117,7 @@ pub(super) fn read(directory: &Directory, filter: &HistoryFilter) -> Result<Vec<
             found.extend(newest_first(&file, metadata.len(), filter).map_err(|error| cannot("read", &path, error))?);
         }
     }
-    // An expired lease ends at its deadline, which may be earlier than the end in the line before.
+    // Lines are in the order in which ends were noticed, and an expiry is noticed late.
     found.sort_by_key(|ended| Reverse(ended.ended_at));
     found.truncate(filter.limit);
     Ok(found)

@@ -78,6 +78,7 @@ impl FileInstance {
             return Vec::new();
         };
         tracing::warn!(%resource, error = %why, "a resource is listed from its record, which may be out of date");
+        // Nobody's presence is asked for here.
         let context = Context { now: times.now, wall: times.wall, presence: &|_| Presence::Present };
         record.state.records(resource, &context)
     }
@@ -97,7 +98,7 @@ impl FileInstance {
 
     /// Reads which resource a record is of; `None` when it has just been removed.
     pub(super) fn resource_of(&self, path: &Path, latch: u8, times: &Times<'_>) -> Result<Option<Resource>> {
-        // After the wait, reading without the latch is safe: its holder is stopped.
+        // If the latch stays stuck (the error is ignored), its holder is stopped, so nobody writes while we read.
         let _unless_stuck = self.latches.take(latch, LatchWait::Bounded);
         record::resource_of(path, times)
     }

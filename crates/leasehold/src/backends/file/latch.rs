@@ -43,7 +43,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 const LARGEST_BUFFER: usize = 1 << 20;
 /// Guards the rotation of history and the compaction of run records.
 const HISTORY: &str = "history";
-/// The content of a new latch file. It is as long as every later fence, so that storing a fence never needs more disk space.
+/// The content of a new latch file. It has the same number of bytes as any fence written later, so that storing a fence
+/// never needs more disk space.
 pub(super) const NO_FENCE: &str = "0000000000000000\n";
 
 /// The numbers of all latches that guard records.
@@ -170,6 +171,7 @@ pub(super) fn lock_within(file: &File, path: &Path, patience: Duration) -> Resul
     let mut seen = None;
     loop {
         let (mut waited, mut pause) = (Duration::ZERO, FIRST_PAUSE);
+        // Two rounds with the same holder make up `patience`.
         while waited < patience / 2 {
             if try_lock(file, path)? {
                 return Ok(());

@@ -162,9 +162,9 @@ fn fill(directory: &Directory, temporary: &Path) -> io::Result<()> {
 /// Outside the shared directories, only the owner may create or rename files. Otherwise another user could replace a
 /// directory by a link, or remove a latch, whose lock would then exclude nobody.
 fn create_missing(directory: &Directory, path: &Path) -> io::Result<()> {
-    let open = directory.directory_mode();
-    for (name, mode) in SHARED_DIRECTORIES.map(|name| (name, open)).into_iter().chain([(LATCHES, open & !OTHERS_WRITE)])
-    {
+    let shared_mode = directory.directory_mode();
+    let shared = SHARED_DIRECTORIES.map(|name| (name, shared_mode));
+    for (name, mode) in shared.into_iter().chain([(LATCHES, shared_mode & !OTHERS_WRITE)]) {
         let path = path.join(name);
         match DirBuilder::new().mode(mode).create(&path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -211,6 +211,7 @@ fn repair(directory: &mut Directory) -> Result<()> {
 /// Removes directories whose creator died before it had renamed them.
 fn tidy_unfinished(directory: &Directory, root: &Path) {
     let changed = |path: &Path| fs::symlink_metadata(path).and_then(|found| found.modified());
+    // By the clock of the file system, and never later than now.
     let Ok(now) = changed(&directory.presences()) else { return };
     for (name, path) in list_files(root).unwrap_or_default() {
         let unfinished = name.strip_prefix(UNFINISHED).is_some_and(|id| Uuid::try_parse(id).is_ok());

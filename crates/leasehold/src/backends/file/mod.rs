@@ -82,7 +82,7 @@ pub struct FileBackend {
     incarnation: Incarnation,
     runtime: Handle,
     notifications: Arc<NotificationReader>,
-    listener: AbortHandle,
+    reading_task: AbortHandle,
 }
 
 impl FileBackend {
@@ -95,9 +95,10 @@ impl FileBackend {
         let runtime = Handle::current();
         let opening = runtime.clone();
         let instance = run_blocking(&runtime, move || open_instance(&options, opening)).await?;
-        let (notifications, listener) = NotificationReader::start(&instance.own_presence, &instance.inbox, &runtime)
-            .map_err(|error| Error::unavailable("cannot watch for notifications").caused_by(error))?;
-        Ok(Self { incarnation: incarnation(&instance.boot), notifications, listener, instance, runtime })
+        let (notifications, reading_task) =
+            NotificationReader::start(&instance.own_presence, &instance.inbox, &runtime)
+                .map_err(|error| Error::unavailable("cannot watch for notifications").caused_by(error))?;
+        Ok(Self { incarnation: incarnation(&instance.boot), notifications, reading_task, instance, runtime })
     }
 
     /// Runs an operation: on this thread while operations are fast, otherwise on a blocking thread.
@@ -139,8 +140,8 @@ impl FileBackend {
 impl Drop for FileBackend {
     fn drop(&mut self) {
         if !self.instance.own_presence.is_inherited() {
-            self.listener.abort();
-            self.notifications.leave_caller();
+            self.reading_task.abort();
+            self.notifications.stop_reading_on_caller();
             if on_own_thread() {
                 // Elsewhere, since a slow disk would hold up every renewal on this thread.
                 let instance = Arc::clone(&self.instance);
@@ -165,7 +166,7 @@ fn open_instance(options: &FileOptions, runtime: Handle) -> Result<Arc<FileInsta
         watchers: Arc::clone(&watchers),
         clock: Arc::clone(&options.clock),
         runtime: runtime.clone(),
-        provisional: Arc::default(),
+        asking_again: Arc::default(),
     };
     Ok(Arc::new(FileInstance {
         latches: Latches::new(&directory),
@@ -332,7 +333,7 @@ impl Inspect for FileBackend {
 
     async fn record_runs(&self, reports: &[RunReport]) -> Result<()> {
         let reports = reports.to_vec();
-        self.run_blocking(move |instance| runs::record(&instance.directory, &reports, instance.clock.wall())).await
+        self.run_blocking(move |instance| runs::append(&instance.directory, &reports, instance.clock.wall())).await
     }
 
     async fn runs(&self, names: &Names) -> Result<Vec<RunRecord>> {

@@ -45,7 +45,7 @@ pub(super) enum Notification {
     Changed(Resource),
     /// A process ahead must confirm its grant of this resource within this time, or the next in line gets it.
     Provisional(Duration, Resource),
-    /// Something happened, for instances that watch events.
+    /// An event, for the instances that watch events.
     Event(Box<Event>),
     /// An event was too long to be sent.
     MissedEvent,
@@ -105,7 +105,7 @@ pub(super) struct NotificationInbox {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) runtime: Handle,
     /// The resources for which an `ask_again_in` timer is running.
-    pub(super) provisional: Arc<Mutex<HashSet<Resource>>>,
+    pub(super) asking_again: Arc<Mutex<HashSet<Resource>>>,
 }
 
 impl NotificationInbox {
@@ -122,20 +122,20 @@ impl NotificationInbox {
         }
     }
 
-    /// Makes the waiters of the resource ask again once a provisional grant has ended, confirmed or not.
+    /// Makes the waiters of the resource ask again once the time to confirm a provisional grant is over.
     fn ask_again_in(&self, length: Duration, resource: Resource) {
         // One pending question is enough: its answer says when to ask next.
-        if !self.provisional.lock().insert(resource.clone()) {
+        if !self.asking_again.lock().insert(resource.clone()) {
             return;
         }
-        let (hints, pending) = (self.hints.clone(), Arc::clone(&self.provisional));
-        let ended = {
+        let (hints, asking_again) = (self.hints.clone(), Arc::clone(&self.asking_again));
+        let over = {
             let _inside = self.runtime.enter();
             self.clock.sleep_until(self.clock.now().after(length))
         };
         self.runtime.spawn(async move {
-            ended.await;
-            pending.lock().remove(&resource);
+            over.await;
+            asking_again.lock().remove(&resource);
             hints.send(Hint::Changed { resource });
         });
     }
@@ -197,12 +197,12 @@ impl NotificationReader {
     }
 
     /// Ends the task on the runtime of a caller.
-    pub(super) fn leave_caller(&self) {
+    pub(super) fn stop_reading_on_caller(&self) {
         self.by_caller.lock().as_ref().map(AbortHandle::abort);
     }
 
     fn watch(&self, register: impl FnOnce(Arc<OwnedFd>) -> io::Result<Readable>) -> io::Result<WatchedFifo> {
-        let epoll = Arc::new(epoll_of(self.own_presence.notifications(), EventFlags::IN)?);
+        let epoll = Arc::new(epoll_of(self.own_presence.fifo(), EventFlags::IN)?);
         let closed_in_child = close_in_child(epoll.as_fd())?;
         // Keeps the descriptor open until `closed_in_child` is dropped, even if this fails.
         let readable = register(Arc::clone(&epoll))?;
@@ -235,13 +235,14 @@ impl NotificationReader {
         let mut bytes = [0; 4096];
         let (mut since_empty, mut more) = (0, true);
         while more {
-            match rustix::io::read(self.own_presence.notifications(), &mut bytes) {
-                // End of file: only in a forked child, where an inert pipe replaces the FIFO.
+            match rustix::io::read(self.own_presence.fifo(), &mut bytes) {
+                // End of file: only in a forked child, where `leasehold_fork` put an empty pipe in the FIFO's place.
                 Ok(0) | Err(Errno::AGAIN) => more = false,
                 Ok(length) => {
                     since_empty += length;
                     unfinished.extend_from_slice(&bytes[..length]);
                     take_lines(unfinished, |notification| self.inbox.deliver(notification));
+                    // Compared first: `capacity` is a system call.
                     if since_empty >= SMALLEST_FIFO && since_empty >= self.own_presence.capacity() {
                         break;
                     }
@@ -250,9 +251,9 @@ impl NotificationReader {
                 Err(error) => return Err(error.into()),
             }
         }
-        // A full FIFO refuses lines and its writers drop them, so its reader has to find out. The kernel starts a page
-        // when a line does not fit into the last one, so that two neighbouring pages hold more than one page of lines: a
-        // FIFO that held less than half of its capacity was never full.
+        // A FIFO that was full held at least half of its capacity: the kernel starts a page when a line does not fit
+        // into the last one, so that two neighbouring pages hold more than one page of lines. Writers drop what a full
+        // FIFO refuses, so its reader has to find out.
         if since_empty >= SMALLEST_FIFO / 2 && since_empty >= self.own_presence.capacity() / 2 {
             self.inbox.on_overflow();
         }

@@ -154,7 +154,7 @@ impl FileInstance {
         if let Some(spare) = to_remove {
             spare.remove();
         }
-        self.history.record(&ended, self.clock.now());
+        self.history.add(&ended, self.clock.now());
         self.slow.store(self.clock.now().since(began) > SLOW, Ordering::Relaxed);
         Ok(Some(answer))
     }
@@ -205,6 +205,7 @@ impl FileInstance {
 
         let changed = before.changed(&mut record.state, &effects);
         let mut to_remove = None;
+        // Before `replace`, which brings the lines up to date.
         let retargeted = if effects.granted.is_empty() && effects.ended.is_empty() {
             Vec::new()
         } else {
@@ -241,12 +242,13 @@ impl FileInstance {
                 Some(owner) if *owner != self.own_presence.id() => {
                     seen.borrow_mut().presence_of(&self.directory, *owner)
                 }
-                // An entry without an owner is the one that this operation adds.
+                // Our own entry, or the one without an owner that this operation adds:
                 _ if self.own_presence.was_removed() => Presence::Dead,
                 _ => Presence::Own,
             }
         };
         let answer = decide(state, &Context { now: times.now, wall: times.wall, presence: &presence }, effects);
+        // A new entry is always the last.
         if let Some(last) = state.entries.last() {
             owners.entry(last.id).or_insert(self.own_presence.id());
         }
@@ -275,6 +277,7 @@ impl FileInstance {
             ended: Vec::new(),
             ended_ids: Vec::new(),
         };
+        // Nobody's presence is asked for here.
         let context = Context { now: times.now, wall: times.wall, presence: &|_| Presence::Present };
         publish(resource, &record.state, effects, lease_ids, &context, &mut audience);
         let OperationAudience { mut notifications, ended, ended_ids, .. } = audience;
@@ -293,7 +296,7 @@ impl FileInstance {
         }
         if handed_over
             && let Some(next) = record.state.entries.iter().find(|entry| entry.is_waiting())
-            && let Some(length) = provisional_for(&record.state, times)
+            && let Some(length) = time_left_to_confirm(&record.state, times)
         {
             notify(&next.id, Notification::Provisional(length, resource.clone()));
         }
@@ -305,8 +308,8 @@ impl FileInstance {
     }
 }
 
-/// How long the next in line must wait until a provisional grant has ended.
-fn provisional_for(state: &State, times: &Times<'_>) -> Option<Duration> {
+/// How long the next in line must wait until the time to confirm a provisional grant is over.
+fn time_left_to_confirm(state: &State, times: &Times<'_>) -> Option<Duration> {
     let ends = state.entries.iter().filter_map(|entry| match entry.state {
         EntryState::Provisional { ends_at, .. } => Some(ends_at),
         EntryState::Holding(_) | EntryState::Waiting => None,
@@ -330,7 +333,7 @@ impl EntriesBefore {
 
     /// Which entries the operation changed, sorted: those that it acts on, and those that it granted or queued.
     ///
-    /// For a lease that ends with its process, a new `renewed_at` alone is not worth a write.
+    /// For a lease that ends with its process, a new `renewed_at` alone is not worth a write: sets it back.
     fn changed(self, state: &mut State, effects: &Effects) -> Vec<LeaseId> {
         let mut changed: Vec<LeaseId> =
             effects.granted.iter().map(|granted| granted.id).chain(effects.queued).collect();

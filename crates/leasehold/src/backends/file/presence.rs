@@ -136,7 +136,7 @@ impl OwnPresence {
     }
 
     /// Returns the FIFO, from which the notifications of others are read.
-    pub(super) fn notifications(&self) -> &File {
+    pub(super) fn fifo(&self) -> &File {
         &self.fifo.file
     }
 
@@ -253,8 +253,8 @@ pub(super) fn processes(path: &Path) -> Vec<u32> {
 /// What became of a line that was written to another instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Delivery {
-    /// Written, or dropped: a receiver detects by itself that its FIFO was full, and other failures are only logged.
-    Sent,
+    /// A receiver detects by itself that its FIFO was full, and other failures are only logged.
+    SentOrDropped,
     Dead,
 }
 
@@ -269,7 +269,7 @@ pub(super) fn send(directory: &Directory, id: Uuid, line: &[u8]) -> Delivery {
 /// Writes one line to the open FIFO of an instance.
 pub(super) fn write(mut fifo: &File, id: Uuid, line: &[u8]) -> Delivery {
     debug_assert!(line.len() <= PIPE_BUF, "a longer line would mix with others");
-    fifo.write(line).map_or_else(|error| undelivered(id, &error), |_| Delivery::Sent)
+    fifo.write(line).map_or_else(|error| undelivered(id, &error), |_| Delivery::SentOrDropped)
 }
 
 fn undelivered(id: Uuid, error: &io::Error) -> Delivery {
@@ -277,7 +277,7 @@ fn undelivered(id: Uuid, error: &io::Error) -> Delivery {
         return Delivery::Dead;
     }
     tracing::debug!(presence = %id, %error, "a notification was not delivered");
-    Delivery::Sent
+    Delivery::SentOrDropped
 }
 
 /// Returns whether a line can be written to a FIFO as a whole.

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::{
     decode,
     directory::Directory,
-    encode::{self, EntryText},
+    encode::{self, EncodedEntry},
     errors::cannot,
     latch::Latch,
     record_file::{self, RecordFile},
@@ -37,7 +37,7 @@ pub(super) struct Record {
     /// The instance that requested each entry.
     pub(super) owners: HashMap<LeaseId, Uuid>,
     /// The entries as the file has them, in order.
-    pub(super) lines: Vec<EntryText>,
+    pub(super) lines: Vec<EncodedEntry>,
     /// Whether the times in the file are of an earlier boot, so that it must be written again.
     pub(super) from_earlier_boot: bool,
     /// The newest fence of the latch, if this operation has read it.
@@ -92,15 +92,18 @@ pub(super) fn load(latched: &mut LatchedPath<'_, '_>, times: &Times<'_>) -> Resu
         latch.take_cached().filter(|known| known.resource == **resource)
     {
         let found = record_file::identity(path);
+        // Still our file.
         if file.has_identity(found) {
             let Some(bytes) = file.reload_if_changed().map_err(cannot_read)? else { return Ok((record, Some(file))) };
             let (_, record) = decode::record(bytes, path, times, record)?;
             return Ok((with_newest_fence(record, latch)?, Some(file)));
         }
+        // The file that we had before is back in place: processes that take turns swap the same two.
         if let Some(mut file) = latch.exchange_older(file).filter(|older| older.has_identity(found)) {
             let (_, record) = decode::record(file.read_again().map_err(cannot_read)?, path, times, record)?;
             return Ok((with_newest_fence(record, latch)?, Some(file)));
         }
+        // Another file.
         known = record;
     }
     let buffer = latch.buffer();

@@ -33,7 +33,7 @@ pub(super) struct RecordFile {
     identity: (u64, u64),
     /// Whether it is open for writing, belongs to this user and has no other hard link.
     writable: bool,
-    /// Empty if it is longer than a page: such a file is never overwritten.
+    /// What was last read or written; empty if that is longer than a page.
     content: Vec<u8>,
 }
 
@@ -85,6 +85,7 @@ impl RecordFile {
 
     /// Reads the file again; returns its content if that has changed since it was last read or written.
     pub(super) fn reload_if_changed(&mut self) -> io::Result<Option<&[u8]>> {
+        // Longer than a page: never overwritten, so unchanged.
         if self.content.is_empty() {
             return Ok(None);
         }
@@ -118,12 +119,14 @@ impl RecordFile {
         self.is_reusable() && length <= self.content.len()
     }
 
-    /// Writes a record. Pads it with spaces if the file is longer, because truncating would be a second step.
+    /// Writes a record. If the file is longer, pads the last line with spaces, before its line end: truncating would be
+    /// a second step.
     pub(super) fn write(&mut self, directory: &Directory, record: &[u8]) -> io::Result<()> {
         if record.len() > safe_open::LARGEST {
             return Err(safe_open::too_large());
         }
-        if let Some(line_end) = record.len().checked_sub(1).filter(|_| Self::fits(record.len())) {
+        if !record.is_empty() && Self::fits(record.len()) {
+            let line_end = record.len() - 1;
             let length = record.len().max(self.content.len());
             let mut page = PageBuffer([b' '; PAGE]);
             page.0[..line_end].copy_from_slice(&record[..line_end]);

@@ -27,16 +27,16 @@ use crate::{
 const COMPACT_AT: u64 = 8 << 20;
 
 /// Appends the reports.
-pub(super) fn record(directory: &Directory, reports: &[RunReport], now: Timestamp) -> Result<()> {
+pub(super) fn append(directory: &Directory, reports: &[RunReport], now: Timestamp) -> Result<()> {
     let path = directory.runs();
-    let append = |reports: &[RunReport]| {
+    let write = |reports: &[RunReport]| {
         let lines = encode_lines(reports.iter().map(|report| report.record(now)))?;
         let mut runs = AppendFile::open(directory, &path)?;
         runs.append(&lines)?;
         runs.file.metadata()
     };
     let failed = |error| cannot("write", &path, error);
-    let file = append(reports).map_err(failed)?;
+    let file = write(reports).map_err(failed)?;
     if file.len() >= COMPACT_AT
         && let Err(error) = compact(directory, now)
     {
@@ -47,7 +47,7 @@ pub(super) fn record(directory: &Directory, reports: &[RunReport], now: Timestam
     // append successes once more.
     let successes: Vec<RunReport> = reports.iter().filter(|report| report.success).cloned().collect();
     if !successes.is_empty() && record_file::identity(&path) != Some((file.dev(), file.ino())) {
-        append(&successes).map_err(failed)?;
+        write(&successes).map_err(failed)?;
     }
     Ok(())
 }
