@@ -65,7 +65,7 @@ impl Wake for CallWaker {
 
 impl<T> Calls<T> {
     /// `wake` is called on the event loop when there are calls to poll.
-    pub(crate) fn new(env: &Env, wake: &Function<'_, (), ()>, is_node: bool) -> napi::Result<Self> {
+    pub(crate) fn new(env: Env, wake: &Function<'_, (), ()>, is_node: bool) -> napi::Result<Self> {
         let client = libuv::Client::new(env, wake, is_node)?;
         let wake = wake.build_threadsafe_function().weak::<true>().build()?;
         let ready = Arc::new(Ready { ids: Mutex::default(), wake, client: client.id() });

@@ -122,7 +122,7 @@ impl Client {
         let connection = RefCell::new(Some(Arc::new(Connection { url, builder, locks: OnceCell::new() })));
         Ok(Self {
             connection,
-            calls: RefCell::new(Calls::new(&env, &wake, is_node)?),
+            calls: RefCell::new(Calls::new(env, &wake, is_node)?),
             held: RefCell::default(),
             watches: RefCell::default(),
             details: RefCell::default(),

@@ -107,7 +107,7 @@ pub(crate) struct Client(u32);
 impl Client {
     /// `deliver` is called when calls of the client were woken while the event loop read. Without Node there is no libuv,
     /// even if there are functions of these names.
-    pub(crate) fn new(env: &Env, deliver: &Function<'_, (), ()>, is_node: bool) -> napi::Result<Self> {
+    pub(crate) fn new(env: Env, deliver: &Function<'_, (), ()>, is_node: bool) -> napi::Result<Self> {
         static LAST_ID: AtomicU32 = AtomicU32::new(0);
         let id = LAST_ID.fetch_add(1, Ordering::Relaxed);
         let deliver = Rc::new(deliver.create_ref()?);
@@ -178,7 +178,7 @@ fn call(env: sys::napi_env, function: &Deliver) -> napi::Result<()> {
     // SAFETY: the environment is that of a client of this thread, whose finalizer has not run.
     unsafe {
         let mut scope = ptr::null_mut();
-        check_status!(sys::napi_open_handle_scope(env, &mut scope))?;
+        check_status!(sys::napi_open_handle_scope(env, &raw mut scope))?;
         let called = call_in_scope(env, function);
         check_status!(sys::napi_close_handle_scope(env, scope))?;
         called
@@ -193,12 +193,12 @@ unsafe fn call_in_scope(env: sys::napi_env, function: &Deliver) -> napi::Result<
     let (mut receiver, mut returned) = (ptr::null_mut(), ptr::null_mut());
     // SAFETY: as above; the function takes no arguments, and without a context none is entered.
     unsafe {
-        check_status!(sys::napi_get_global(env, &mut receiver))?;
+        check_status!(sys::napi_get_global(env, &raw mut receiver))?;
         let function = function.raw();
-        let status = sys::napi_make_callback(env, ptr::null_mut(), receiver, function, 0, ptr::null(), &mut returned);
+        let status = sys::napi_make_callback(env, ptr::null_mut(), receiver, function, 0, ptr::null(), &raw mut returned);
         if status == sys::Status::napi_pending_exception {
             let mut thrown = ptr::null_mut();
-            check_status!(sys::napi_get_and_clear_last_exception(env, &mut thrown))?;
+            check_status!(sys::napi_get_and_clear_last_exception(env, &raw mut thrown))?;
             check_status!(sys::napi_fatal_exception(env, thrown))?;
         }
     }
@@ -207,13 +207,13 @@ unsafe fn call_in_scope(env: sys::napi_env, function: &Deliver) -> napi::Result<
 
 impl Reader {
     /// Has the event loop of this thread watch a new one of the library; `None` if it cannot, which only costs time.
-    fn start(env: &Env) -> Option<Self> {
+    fn start(env: Env) -> Option<Self> {
         let (event_loop, libuv) = (EventLoop::new().ok()?, Libuv::find()?);
         let of_thread = env.get_uv_event_loop().ok()?;
         let mut hook = ptr::null_mut();
         // SAFETY: `on_end` closes the handle while the loop still exists; until then, its memory and the descriptor stay.
         unsafe {
-            let added = sys::napi_add_async_cleanup_hook(env.raw(), Some(on_end), ptr::null_mut(), &mut hook);
+            let added = sys::napi_add_async_cleanup_hook(env.raw(), Some(on_end), ptr::null_mut(), &raw mut hook);
             check_status!(added).ok()?;
             let size = (libuv.handle_size)(POLL).div_ceil(size_of::<u64>());
             let mut reader = Self { event_loop, libuv, handle: vec![0; size].into_boxed_slice(), hook };

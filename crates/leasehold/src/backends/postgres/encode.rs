@@ -191,11 +191,8 @@ impl<'a> Releases<'a> {
 
     pub(super) async fn send(&self, connection: &Connection, instance: &InstanceParams) -> Result<Vec<Row>, Failure> {
         let statement = if self.names.len() == 1 { Statement::ReleaseOne } else { Statement::ReleaseMany };
-        let mut parameters: Vec<Parameter<'_>> = vec![
-            (&instance.namespace, Type::TEXT),
-            (&instance.channel, Type::TEXT),
-            (&instance.history, Type::CHAR),
-        ];
+        let mut parameters: Vec<Parameter<'_>> =
+            vec![(&instance.namespace, Type::TEXT), (&instance.channel, Type::TEXT), (&instance.history, Type::CHAR)];
         parameters.extend(self.parameters());
         connection.call(statement, &parameters).await
     }

@@ -16,8 +16,8 @@ use crate::{
     Result,
     backend::{EventStream, Finding, Inspect, RunTable},
     lease::{
-        EndedLease, Evicted, Fence, HistoryFilter, Holder, LeasePage, ListFilter, Names, Resource, RunRecord, RunReport,
-        Timestamp, micros,
+        EndedLease, Evicted, Fence, HistoryFilter, Holder, LeasePage, ListFilter, Names, Resource, RunRecord,
+        RunReport, Timestamp, micros,
     },
 };
 

@@ -27,8 +27,8 @@ mod upkeep;
 use std::{fmt, os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use tokio::task::AbortHandle;
 pub use rustls::ClientConfig;
+use tokio::task::AbortHandle;
 pub use tokio_postgres::Config;
 use uuid::Uuid;
 

@@ -9,7 +9,9 @@ use super::{fence, get, holder, length, mode, resource, timestamp, to_u32, unexp
 use crate::{
     Result,
     backends::postgres::errors::Failure,
-    lease::{Claim, EndedLease, Ending, Holder, LeaseRecord, LeaseState, Metadata, Mode, Problem, RunRecord, SkippedRun, Ttl},
+    lease::{
+        Claim, EndedLease, Ending, Holder, LeaseRecord, LeaseState, Metadata, Mode, Problem, RunRecord, SkippedRun, Ttl,
+    },
 };
 
 /// The rows of `list_leases`, holders first, then the queue, of each name.
