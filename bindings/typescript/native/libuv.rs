@@ -195,7 +195,8 @@ unsafe fn call_in_scope(env: sys::napi_env, function: &Deliver) -> napi::Result<
     unsafe {
         check_status!(sys::napi_get_global(env, &raw mut receiver))?;
         let function = function.raw();
-        let status = sys::napi_make_callback(env, ptr::null_mut(), receiver, function, 0, ptr::null(), &raw mut returned);
+        let status =
+            sys::napi_make_callback(env, ptr::null_mut(), receiver, function, 0, ptr::null(), &raw mut returned);
         if status == sys::Status::napi_pending_exception {
             let mut thrown = ptr::null_mut();
             check_status!(sys::napi_get_and_clear_last_exception(env, &raw mut thrown))?;
