@@ -47,9 +47,9 @@ pub(crate) trait Source: Send + Sync {
 /// Its owner watches the descriptor of this, and calls [`read`](Self::read) on the loop's thread when that is readable.
 /// A loop that is blocked holds nobody up: the library's own thread reads then.
 #[derive(Clone, Debug)]
-pub struct EventLoop(Arc<Shared>);
+pub struct EventLoop(Arc<LoopState>);
 
-struct Shared {
+struct LoopState {
     id: u64,
     epoll: Arc<LoopEpoll>,
     sources: Mutex<HashMap<u64, Arc<dyn Source>>>,
@@ -70,7 +70,7 @@ impl AsFd for LoopEpoll {
     }
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for LoopState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("EventLoop").field("id", &self.id).finish_non_exhaustive()
     }
@@ -84,7 +84,7 @@ impl EventLoop {
         let fd = epoll::create(CreateFlags::CLOEXEC)?;
         let epoll = Arc::new(LoopEpoll { _closed_in_child: close_in_child(fd.as_fd())?, fd });
         let (sources, last_key) = (Mutex::default(), AtomicU64::new(0));
-        Ok(Self(Arc::new(Shared { id: LAST_ID.fetch_add(1, Ordering::Relaxed) + 1, epoll, sources, last_key })))
+        Ok(Self(Arc::new(LoopState { id: LAST_ID.fetch_add(1, Ordering::Relaxed) + 1, epoll, sources, last_key })))
     }
 
     /// Polls calls on the thread of this event loop, which reads the answers to what they send.
@@ -192,7 +192,7 @@ impl std::fmt::Debug for Answered {
     }
 }
 
-impl Shared {
+impl LoopState {
     fn remove(&self, key: u64) {
         let _dropped_after_the_lock = self.sources.lock().remove(&key);
     }
@@ -201,7 +201,7 @@ impl Shared {
 /// A descriptor that an event loop watches.
 #[derive(Debug)]
 pub(crate) struct Watched {
-    event_loop: Weak<Shared>,
+    event_loop: Weak<LoopState>,
     key: u64,
 }
 

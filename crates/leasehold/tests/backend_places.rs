@@ -102,6 +102,7 @@ fn adding_a_backend_touches_the_places_that_contributing_lists() {
                 // Its test has the backend fail.
                 ("crates/leasehold-cli/src/run_command/lock_request.rs", "memory"),
                 ("crates/leasehold-cli/src/settings.rs", "file"),
+                ("crates/leasehold-cli/src/paste.rs", "file"),
                 ("crates/leasehold-cli/src/commands/mod.rs", "file"),
                 ("crates/leasehold-cli/src/commands/init.rs", "file"),
                 ("crates/leasehold-cli/src/commands/init.rs", "postgres"),

@@ -13,6 +13,7 @@ use leasehold::{
     },
     blocking,
     clock::{ManualClock, SystemClock},
+    event_loop::{Answered, EventLoop},
     lease::{
         Busy, Claim, EndedLease, Ending, Event, EventKind, Evicted, Family, Fence, Grant, HeldBy, HistoryFilter,
         HistoryPage, Holder, LeaseHandle, LeaseId, LeaseKey, LeasePage, LeaseRecord, LeaseState, ListFilter, Mode,
@@ -93,6 +94,7 @@ assert_send_and_sync!(
     Ttl,
 );
 assert_send_and_sync!(ManualClock, SystemClock);
+assert_send_and_sync!(Answered, EventLoop);
 // Not `Context`: it borrows closures for the length of one call.
 assert_send_and_sync!(
     model::Effects,
