@@ -14,7 +14,7 @@ use std::{
     task::{Wake, Waker},
 };
 
-use leasehold::event_loop::{Answered, EventLoop};
+use leasehold::event_loop::{EventLoop, WaitingBatches};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 
@@ -33,7 +33,7 @@ struct Inner {
     letters: Arc<Letters>,
     reader: UnixStream,
     /// What waits until the callers have run whose calls were answered.
-    answered: Mutex<Vec<Answered>>,
+    answered: Mutex<Vec<WaitingBatches>>,
 }
 
 struct Letters {

@@ -103,8 +103,8 @@ impl EventLoop {
     }
 
     /// Reads what has come, and wakes the calls that it answers, on this thread.
-    pub fn read(&self) -> Answered {
-        let mut answered = Answered(self.ready());
+    pub fn read(&self) -> WaitingBatches {
+        let mut answered = WaitingBatches(self.ready());
         answered.0.retain(|(key, source)| {
             let goes_on = source.read();
             if !goes_on {
@@ -168,27 +168,27 @@ impl AsFd for EventLoop {
     }
 }
 
-/// Keeps what waits until the callers have run whose calls were answered: what they ask next is sent together. Drop it
+/// The batches that wait until the callers that were answered have run, so that their next calls leave together. Drop it
 /// then.
 #[must_use = "dropping it before the callers have run sends their next calls one by one"]
-pub struct Answered(Vec<(u64, Arc<dyn Source>)>);
+pub struct WaitingBatches(Vec<(u64, Arc<dyn Source>)>);
 
-impl Answered {
+impl WaitingBatches {
     /// Whether nothing waits.
     pub fn is_done(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-impl Drop for Answered {
+impl Drop for WaitingBatches {
     fn drop(&mut self) {
         self.0.iter().for_each(|(_, source)| source.callers_ran());
     }
 }
 
-impl std::fmt::Debug for Answered {
+impl std::fmt::Debug for WaitingBatches {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Answered").field("sources", &self.0.len()).finish()
+        f.debug_struct("WaitingBatches").field("sources", &self.0.len()).finish()
     }
 }
 

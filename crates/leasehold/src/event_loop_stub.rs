@@ -20,7 +20,7 @@ impl EventLoop {
         match *self {}
     }
 
-    pub fn read(&self) -> Answered {
+    pub fn read(&self) -> WaitingBatches {
         match *self {}
     }
 }
@@ -33,9 +33,9 @@ impl AsFd for EventLoop {
 
 /// Has no values either.
 #[derive(Debug)]
-pub enum Answered {}
+pub enum WaitingBatches {}
 
-impl Answered {
+impl WaitingBatches {
     pub fn is_done(&self) -> bool {
         match *self {}
     }

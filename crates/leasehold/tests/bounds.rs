@@ -13,7 +13,7 @@ use leasehold::{
     },
     blocking,
     clock::{ManualClock, SystemClock},
-    event_loop::{Answered, EventLoop},
+    event_loop::{EventLoop, WaitingBatches},
     lease::{
         Busy, Claim, EndedLease, Ending, Event, EventKind, Evicted, Family, Fence, Grant, HeldBy, HistoryFilter,
         HistoryPage, Holder, LeaseHandle, LeaseId, LeaseKey, LeasePage, LeaseRecord, LeaseState, ListFilter, Mode,
@@ -94,7 +94,7 @@ assert_send_and_sync!(
     Ttl,
 );
 assert_send_and_sync!(ManualClock, SystemClock);
-assert_send_and_sync!(Answered, EventLoop);
+assert_send_and_sync!(WaitingBatches, EventLoop);
 // Not `Context`: it borrows closures for the length of one call.
 assert_send_and_sync!(
     model::Effects,
