@@ -9,7 +9,7 @@ use clap::{Arg, Command, CommandFactory};
 
 use crate::{
     args::Cli,
-    paste::{Reader, TypedPlace},
+    paste::{PastedBy, TypedPlace},
     shell,
     variables::Environment,
 };
@@ -101,7 +101,7 @@ impl CommandLine {
             namespace: text("namespace"),
             url: None,
         };
-        format!("{}{words}", place.command(env, Reader::of_this_process()))
+        format!("{}{words}", place.command(env, PastedBy::of_this_process()))
     }
 
     /// The first operand as it can be pasted behind a command, or `NAME`.

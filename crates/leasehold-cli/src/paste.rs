@@ -28,14 +28,14 @@ pub(crate) struct TypedPlace<'a> {
 
 /// Who pastes the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reader {
+pub(crate) enum PastedBy {
     /// The user who sits at this terminal.
     ThisUser,
     /// Whoever reads the log or the mail that it is printed to.
     Anybody,
 }
 
-impl Reader {
+impl PastedBy {
     /// Of standard error, now.
     pub(crate) fn of_this_process() -> Self {
         if stderr().is_terminal() { Self::ThisUser } else { Self::Anybody }
@@ -46,13 +46,13 @@ impl TypedPlace<'_> {
     /// The beginning of a command to paste: `leasehold -b redis://cache --namespace billing `. Has no password.
     ///
     /// The environment that counts here may be that of this command alone, or of cron, so the flags repeat it.
-    pub(crate) fn command(self, env: Environment<'_>, reader: Reader) -> String {
+    pub(crate) fn command(self, env: Environment<'_>, by: PastedBy) -> String {
         let variable = |name| env(name).and_then(|value| value.into_string().ok()).filter(|value| !value.is_empty());
         let by_variable = variable("LEASEHOLD_URL");
         let given = self.backend.or(by_variable.as_deref());
         let is_profile = given.is_none_or(|backend| !backend.contains(':'));
         let url = self.url.or(given.filter(|_| !is_profile));
-        let directory = url.filter(|_| given.is_none() || !is_profile).and_then(|url| directory_url(url, env, reader));
+        let directory = url.filter(|_| given.is_none() || !is_profile).and_then(|url| directory_url(url, env, by));
         let backend = directory.as_deref().or(given);
         let (mut before, mut words) = (String::new(), Vec::new());
 
@@ -82,17 +82,17 @@ impl TypedPlace<'_> {
 }
 
 /// Whether this config file may be another one, or none, where a command is pasted.
-pub(crate) fn is_config_of_user(config: &Path, env: Environment<'_>, reader: Reader) -> bool {
-    !config.starts_with("/etc") && (reader == Reader::Anybody || env("XDG_CONFIG_HOME").is_some())
+pub(crate) fn is_config_of_user(config: &Path, env: Environment<'_>, by: PastedBy) -> bool {
+    !config.starts_with("/etc") && (by == PastedBy::Anybody || env("XDG_CONFIG_HOME").is_some())
 }
 
 /// The URL of the directory that this URL means here, if it is another one for another user or in another shell.
-fn directory_url(url: &str, env: Environment<'_>, reader: Reader) -> Option<String> {
+fn directory_url(url: &str, env: Environment<'_>, by: PastedBy) -> Option<String> {
     let rest = url.strip_prefix("file:")?;
     let (path, query) = rest.split_at(rest.find('?').unwrap_or(rest.len()));
     let directory = matches!(path, "" | "//").then(DefaultDirectory::find)?.ok()?;
     let differs = match directory {
-        DefaultDirectory::User(_) => reader == Reader::Anybody || env("XDG_STATE_HOME").is_some(),
+        DefaultDirectory::User(_) => by == PastedBy::Anybody || env("XDG_STATE_HOME").is_some(),
         _ => env("LEASEHOLD_MACHINE_DIR").is_some(),
     };
     let encoded = directory.path().to_str()?.replace('%', "%25").replace('?', "%3F");
@@ -146,7 +146,7 @@ mod tests {
             namespace: namespace.as_deref(),
             url: url.filter(|url| url.contains(':')),
         };
-        place.command(&env, Reader::ThisUser)
+        place.command(&env, PastedBy::ThisUser)
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::{
     args::{Color, Global, LogFormat},
     config::Config,
     error::{CommandError, Result},
-    paste::{self, Reader, TypedPlace},
+    paste::{self, PastedBy, TypedPlace},
     redact,
     variables::{Environment, environment},
 };
@@ -119,9 +119,9 @@ impl Settings {
 
     /// A command line for people to paste that means the same place as this command.
     pub(crate) fn command(&self, words: &str) -> String {
-        let reader = Reader::of_this_process();
+        let pasted_by = PastedBy::of_this_process();
         let deciding = self.config.as_deref().filter(|path| {
-            environment("LEASEHOLD_CONFIG").is_some() || paste::is_config_of_user(path, &environment, reader)
+            environment("LEASEHOLD_CONFIG").is_some() || paste::is_config_of_user(path, &environment, pasted_by)
         });
         let place = TypedPlace {
             config: self.flags.config.as_deref().or(deciding),
@@ -129,7 +129,7 @@ impl Settings {
             namespace: self.flags.namespace.as_deref(),
             url: Some(&self.url),
         };
-        format!("{}{words}", place.command(&environment, reader))
+        format!("{}{words}", place.command(&environment, pasted_by))
     }
 
     /// The URL as anybody may see it.

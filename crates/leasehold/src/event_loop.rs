@@ -31,7 +31,7 @@ thread_local! {
 }
 
 /// What reads a descriptor on the thread of an event loop.
-pub(crate) trait Source: Send + Sync {
+pub(crate) trait DescriptorReader: Send + Sync {
     /// Reads what has come; returns false if nothing will come any more.
     fn read(&self) -> bool;
 
@@ -52,7 +52,7 @@ pub struct EventLoop(Arc<LoopState>);
 struct LoopState {
     id: u64,
     epoll: Arc<LoopEpoll>,
-    sources: Mutex<HashMap<u64, Arc<dyn Source>>>,
+    readers: Mutex<HashMap<u64, Arc<dyn DescriptorReader>>>,
     last_key: AtomicU64,
 }
 
@@ -83,45 +83,45 @@ impl EventLoop {
         static LAST_ID: AtomicU64 = AtomicU64::new(0);
         let fd = epoll::create(CreateFlags::CLOEXEC)?;
         let epoll = Arc::new(LoopEpoll { _closed_in_child: close_in_child(fd.as_fd())?, fd });
-        let (sources, last_key) = (Mutex::default(), AtomicU64::new(0));
-        Ok(Self(Arc::new(LoopState { id: LAST_ID.fetch_add(1, Ordering::Relaxed) + 1, epoll, sources, last_key })))
+        let (readers, last_key) = (Mutex::default(), AtomicU64::new(0));
+        Ok(Self(Arc::new(LoopState { id: LAST_ID.fetch_add(1, Ordering::Relaxed) + 1, epoll, readers, last_key })))
     }
 
     /// Polls calls on the thread of this event loop, which reads the answers to what they send.
     pub fn poll_here<T>(&self, poll: impl FnOnce() -> T) -> T {
         /// Restores `CURRENT` when it is dropped.
-        struct Restore(Option<EventLoop>);
+        struct RestoreLoop(Option<EventLoop>);
 
-        impl Drop for Restore {
+        impl Drop for RestoreLoop {
             fn drop(&mut self) {
                 CURRENT.set(self.0.take());
             }
         }
 
-        let _restored = Restore(CURRENT.replace(Some(self.clone())));
+        let _restored = RestoreLoop(CURRENT.replace(Some(self.clone())));
         poll()
     }
 
     /// Reads what has come, and wakes the calls that it answers, on this thread.
     pub fn read(&self) -> WaitingBatches {
         let mut answered = WaitingBatches(self.ready());
-        answered.0.retain(|(key, source)| {
-            let goes_on = source.read();
+        answered.0.retain(|(key, reader)| {
+            let goes_on = reader.read();
             if !goes_on {
                 self.0.remove(*key);
             }
-            goes_on && source.waits_for_callers()
+            goes_on && reader.waits_for_callers()
         });
         answered
     }
 
     /// What can be read now, with its keys.
-    fn ready(&self) -> Vec<(u64, Arc<dyn Source>)> {
+    fn ready(&self) -> Vec<(u64, Arc<dyn DescriptorReader>)> {
         {
-            let sources = self.0.sources.lock();
-            if sources.len() == 1 {
+            let readers = self.0.readers.lock();
+            if readers.len() == 1 {
                 // It must be this one.
-                return sources.iter().map(|(key, source)| (*key, Arc::clone(source))).collect();
+                return readers.iter().map(|(key, reader)| (*key, Arc::clone(reader))).collect();
             }
         }
         let mut events = Vec::<Event>::with_capacity(MOST_READ);
@@ -129,12 +129,12 @@ impl EventLoop {
         if epoll::wait(&self.0.epoll, rustix::buffer::spare_capacity(&mut events), Some(&now)).is_err() {
             return Vec::new();
         }
-        let sources = self.0.sources.lock();
-        let source = |event: Event| {
+        let readers = self.0.readers.lock();
+        let reader = |event: Event| {
             let key = event.data.u64();
-            Some((key, Arc::clone(sources.get(&key)?)))
+            Some((key, Arc::clone(readers.get(&key)?)))
         };
-        events.into_iter().filter_map(source).collect()
+        events.into_iter().filter_map(reader).collect()
     }
 
     /// The event loop that reads the answers to the calls that this thread polls just now.
@@ -155,10 +155,10 @@ impl EventLoop {
         self.0.last_key.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Has the source read the descriptor of this key, until the returned value is dropped.
-    pub(crate) fn add(&self, key: u64, source: Arc<dyn Source>) -> Watched {
-        self.0.sources.lock().insert(key, source);
-        Watched { event_loop: Arc::downgrade(&self.0), key }
+    /// Has the reader read the descriptor of this key, until the returned value is dropped.
+    pub(crate) fn add(&self, key: u64, reader: Arc<dyn DescriptorReader>) -> WatchGuard {
+        self.0.readers.lock().insert(key, reader);
+        WatchGuard { event_loop: Arc::downgrade(&self.0), key }
     }
 }
 
@@ -171,7 +171,7 @@ impl AsFd for EventLoop {
 /// The batches that wait until the callers that were answered have run, so that their next calls leave together. Drop it
 /// then.
 #[must_use = "dropping it before the callers have run sends their next calls one by one"]
-pub struct WaitingBatches(Vec<(u64, Arc<dyn Source>)>);
+pub struct WaitingBatches(Vec<(u64, Arc<dyn DescriptorReader>)>);
 
 impl WaitingBatches {
     /// Whether nothing waits.
@@ -182,30 +182,30 @@ impl WaitingBatches {
 
 impl Drop for WaitingBatches {
     fn drop(&mut self) {
-        self.0.iter().for_each(|(_, source)| source.callers_ran());
+        self.0.iter().for_each(|(_, reader)| reader.callers_ran());
     }
 }
 
 impl std::fmt::Debug for WaitingBatches {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WaitingBatches").field("sources", &self.0.len()).finish()
+        f.debug_struct("WaitingBatches").field("readers", &self.0.len()).finish()
     }
 }
 
 impl LoopState {
     fn remove(&self, key: u64) {
-        let _dropped_after_the_lock = self.sources.lock().remove(&key);
+        let _dropped_after_the_lock = self.readers.lock().remove(&key);
     }
 }
 
 /// A descriptor that an event loop watches.
 #[derive(Debug)]
-pub(crate) struct Watched {
+pub(crate) struct WatchGuard {
     event_loop: Weak<LoopState>,
     key: u64,
 }
 
-impl Drop for Watched {
+impl Drop for WatchGuard {
     fn drop(&mut self) {
         if let Some(event_loop) = self.event_loop.upgrade() {
             event_loop.remove(self.key);

@@ -26,6 +26,7 @@ const SHARED: &[(&str, usize, &str)] = &[
     ("Drive", 2, "the driver of a Redis connection, and its stand-in on other systems"),
     ("Durability", 2, "which writes must have survived, in the options of each server"),
     ("EntryLine", 2, "a line of a file's record, written and read"),
+    ("EventLoop", 2, "an event loop that is not tokio's, and its stand-in on other systems"),
     ("Guard", 2, "async, and blocking"),
     ("Guards", 2, "async, and blocking"),
     ("Header", 2, "the first line of a file's record, written and read"),
@@ -40,6 +41,7 @@ const SHARED: &[(&str, usize, &str)] = &[
     ("Shared", 3, "what the clones of a handle share, private to each file of the Redis backend"),
     ("Socket", 2, "a socket to the server"),
     ("Tls", 2, "how a connection is encrypted, in the options of each server"),
+    ("WaitingBatches", 2, "what waits for the turn of an event loop, and its stand-in on other systems"),
 ];
 
 /// The types that one file defines outside of its tests, and the files that are tests alone.

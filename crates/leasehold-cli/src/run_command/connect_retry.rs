@@ -132,10 +132,14 @@ impl<'a> ConnectRetry<'a> {
                 {
                     return Err(why);
                 }
-                if !self.retries || error.kind() != ErrorKind::Unavailable || self.left().is_zero() {
+                if !self.retries || error.kind() != ErrorKind::Unavailable {
                     return result;
                 }
+                // Even if this attempt used up the time: the error then says how long that was.
                 self.explained.borrow_mut().last_error = Some(format!("{error:#}"));
+                if self.left().is_zero() {
+                    return result;
+                }
                 why_away = result.err();
                 tokio::time::sleep(backoff.pause().min(self.left())).await;
             }

@@ -34,7 +34,7 @@ use super::{
 use crate::{
     backend::coalesce::{continue_here, defer_here},
     clock::{Clock, SystemClock},
-    event_loop::Source,
+    event_loop::DescriptorReader,
     lease::Moment,
     readable::Readable,
     threads::callers_runtime,
@@ -177,7 +177,7 @@ impl ReadTask {
     }
 }
 
-impl Source for ReadTask {
+impl DescriptorReader for ReadTask {
     fn read(&self) -> bool {
         if self.generation != leasehold_fork::generation() {
             // The socket and its locks are the parent's.

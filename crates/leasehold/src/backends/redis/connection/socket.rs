@@ -38,7 +38,7 @@ use super::super::options::Address;
 use crate::{
     backend::coalesce::{RestingSender, continue_here},
     clock::{Clock, SystemClock},
-    event_loop::{EventLoop, LoopEpoll, Watched},
+    event_loop::{EventLoop, LoopEpoll, WatchGuard},
     lease::Moment,
     readable::{Readable, can_read, epoll_of, register, register_on},
     threads::CallersRuntime,
@@ -146,7 +146,7 @@ pub(super) enum TaskPlace {
 #[derive(Debug)]
 pub(super) enum ReadTaskHandle {
     Tokio(AbortHandle),
-    EventLoop(Watched),
+    EventLoop(WatchGuard),
 }
 
 impl ReadTaskHandle {
