@@ -62,7 +62,7 @@ impl Guarantees {
         /// Sets whether a lease outlives a restart of the backend; `false` by default.
         pub const fn survives_restart(mut self, survives: bool) -> Self => survives;
 
-        /// Sets whether skipped and successful runs are recorded; `false` by default.
+        /// Says whether the backend records the jobs that were skipped or succeeded; `false` by default.
         pub const fn records_runs(mut self, records: bool) -> Self => records;
 
         /// Sets the maximum number of renewals in one call; 256 by default.

@@ -41,7 +41,7 @@ pub trait Inspect {
     /// Looks for settings and circumstances that endanger locks.
     async fn examine(&self) -> Result<Vec<Finding>>;
 
-    /// Records runs that were skipped or succeeded.
+    /// Records that runs of a job succeeded, or were skipped because the lock was busy.
     ///
     /// A backend that supports this says so in its [`guarantees`](super::Backend::guarantees). It keeps the records of
     /// about 10,000 names, each for 40 days after its last report. If there are more names, it drops the oldest

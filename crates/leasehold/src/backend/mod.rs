@@ -144,9 +144,9 @@ pub trait Backend: Inspect + fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Returns how long the backend has run without a possible loss of leases.
+    /// Returns how long ago the backend last started or may last have lost leases.
     ///
-    /// A restart that may have lost leases resets it to zero. `None` if it is unknown.
+    /// `None` if it is unknown.
     fn age(&self) -> Option<Duration> {
         None
     }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use crate::lease::{Names, Resource, RunRecord, Timestamp};
 
-/// A table of run records, by resource name.
+/// For each lock: how often its job was skipped, and when it last succeeded.
 ///
 /// It keeps at most 10,000 records, each for 40 days after its last report.
 #[derive(Clone, Debug, Default)]

@@ -3,6 +3,11 @@
 //! The caller itself polls the task that sends the request (`send_request.rs`).
 //! If the caller drops the future, or the answer is slow, the task moves to the
 //! I/O thread. If the caller is gone by then, whatever lease it gets is released.
+//!
+//! A call sends requests under one lease id after another, until it has an [`Attempt`].
+//! Each request is pending or has ended (`RequestProgress`, `RequestEnd`). At each poll,
+//! the lease says what its caller does next (`CallerStep`). The wait for a grant also ends
+//! if the caller gives up or the instance is closed (`WaitEnd`).
 
 use std::{
     future::poll_fn,
@@ -15,7 +20,7 @@ use tracing::{Instrument, Span};
 
 use super::{
     Engine, Guard,
-    local_lease::{AcquireResult, CallerStep, LocalLease, Refusal, SentCall},
+    local_lease::{CallerStep, LocalLease, Refusal, RequestResult, SentCall},
 };
 use crate::{
     Error, Result,
@@ -44,7 +49,7 @@ pub(crate) struct AcquireOptions<'a> {
     pub(crate) max_hold: Option<Duration>,
     /// The pauses between renewals that ask for the grant, on a backend that does not push it; unused on others.
     pub(crate) backoff: Backoff,
-    /// How many answers may say that the lease waits before the caller gives up, on such a backend; ignored on others.
+    /// On such a backend, the caller gives up after this many answers that say 'waiting'; ignored on others.
     pub(crate) max_tries: Option<u32>,
 }
 
@@ -92,7 +97,7 @@ impl Engine {
                 Box::pin(acquire.try_other_ids().instrument(span.clone())).await
             }
             RequestProgress::Pending(pending) => {
-                Box::pin(acquire.wait_for_any_id(pending).instrument(span.clone())).await
+                Box::pin(acquire.wait_then_try_other_ids(pending).instrument(span.clone())).await
             }
         };
         report.end(&result);
@@ -128,14 +133,14 @@ enum RequestEnd {
 
 /// Why the wait for a grant ended.
 enum WaitEnd {
-    Result(AcquireResult),
+    Result(RequestResult),
     GaveUp,
     Closed,
 }
 
 impl<'a> Acquire<'a> {
     /// Waits for the result of the first request, and of later ones under new ids.
-    async fn wait_for_any_id(&self, first: PendingRequest<'a>) -> Result<Attempt> {
+    async fn wait_then_try_other_ids(&self, first: PendingRequest<'a>) -> Result<Attempt> {
         match self.wait_for_request(first).await {
             RequestEnd::Done(result) => result,
             RequestEnd::RetryWithNewId => self.try_other_ids().await,
@@ -157,7 +162,8 @@ impl<'a> Acquire<'a> {
                 RequestProgress::Pending(pending) => self.wait_for_request(pending).await,
             };
             match end {
-                // The queue position is lost, but the caller's wait is not over: try again until the backend is back.
+                // An outage of the first request is reported to the caller; after a lost position it is not, since the
+                // caller still waits: try again until the backend is back.
                 RequestEnd::Done(Err(error)) if error.is_outage() && self.engine.clock.now() < self.give_up_at => {}
                 RequestEnd::Done(result) => return result,
                 RequestEnd::RetryWithNewId => {}
@@ -191,6 +197,7 @@ impl<'a> Acquire<'a> {
         if let Err(inherited) = poll_fn(|context| self.engine.poll_in_flight(lease, context)).await {
             return RequestEnd::Done(Err(inherited));
         }
+        // If it has been answered, the caller need not be counted as a waiter.
         let now = self.engine.clock.now();
         if let Poll::Ready(result) = self.poll_result(lease, &Context::from_waker(Waker::noop()), now) {
             return self.conclude(pending.take(), result);
@@ -223,14 +230,14 @@ impl<'a> Acquire<'a> {
     fn start_request_task(&self, lease: &Arc<LocalLease>, call: SentCall) {
         let ttl = self.options.ttl.get();
         let limit = if self.options.wait == Wait::No { TRY_LIMIT.min(ttl) } else { ttl };
-        let until = self.give_up_at.min(call.sent_at.after(limit));
+        let answer_by = self.give_up_at.min(call.sent_at.after(limit));
         let engine = self.engine;
-        let task = Arc::clone(engine).run_request(Arc::clone(lease), call, until, engine.count_task());
+        let task = Arc::clone(engine).run_request(Arc::clone(lease), call, answer_by, engine.count_task());
         engine.start_on_caller(lease, Box::pin(task.instrument(self.span.clone())), call.sent_at, self.give_up_at);
     }
 
     /// Polls for the result of the request, and confirms a provisional grant.
-    fn poll_result(&self, lease: &Arc<LocalLease>, context: &Context<'_>, mut now: Moment) -> Poll<AcquireResult> {
+    fn poll_result(&self, lease: &Arc<LocalLease>, context: &Context<'_>, mut now: Moment) -> Poll<RequestResult> {
         let renewer = &self.engine.renewer;
         loop {
             match ready!(lease.poll_result(context, self.started, now)) {
@@ -267,6 +274,7 @@ impl<'a> Acquire<'a> {
                 () = engine.closed() => WaitEnd::Closed,
                 () = engine.sleep_until(wake_at), if wake_at != Moment::NEVER => {
                     let time_is_left = engine.clock.now() < self.give_up_at;
+                    // An answer may have come since the poll above.
                     if time_is_left && holders.is_none() && lease.waiting_answers() < max_tries {
                         holders = Some(engine.spawn_find_holders(self.options.resource));
                         wake_at = self.give_up_at;
@@ -285,10 +293,10 @@ impl<'a> Acquire<'a> {
     }
 
     /// Turns the result of a request into the result of the call, unless another lease id may be tried.
-    fn conclude(&self, lease: Arc<LocalLease>, result: AcquireResult) -> RequestEnd {
+    fn conclude(&self, lease: Arc<LocalLease>, result: RequestResult) -> RequestEnd {
         let (engine, options) = (self.engine, self.options);
         let refusal = match result {
-            AcquireResult::Held => {
+            RequestResult::Held => {
                 let guard = Guard::new(Arc::clone(engine), lease);
                 if engine.is_closed() {
                     guard.abandon(Outcome::Cancelled);
@@ -296,7 +304,7 @@ impl<'a> Acquire<'a> {
                 }
                 return RequestEnd::Done(Ok(Attempt::Acquired(guard)));
             }
-            AcquireResult::Refused(refusal) => refusal,
+            RequestResult::Refused(refusal) => refusal,
         };
         match refusal {
             Refusal::Busy(busy) => RequestEnd::Done(Ok(Attempt::Busy(busy))),
@@ -321,11 +329,11 @@ impl<'a> Acquire<'a> {
 
     /// Looks up who holds the resource, for a second at most and not beyond `give_up_at`.
     async fn find_holders_until_give_up(&self) -> Busy {
-        let limit = self.engine.clock.now().after(Duration::from_secs(1)).min(self.give_up_at);
+        let answer_by = self.engine.clock.now().after(Duration::from_secs(1)).min(self.give_up_at);
         tokio::select! {
             biased;
             found = self.engine.spawn_find_holders(self.options.resource) => found.unwrap_or_default(),
-            () = self.engine.sleep_until(limit) => Busy::default(),
+            () = self.engine.sleep_until(answer_by) => Busy::default(),
         }
     }
 }

@@ -67,19 +67,19 @@ impl CallInFlight {
 
     /// Polls the task once, by `poll`, and stores it for the caller to poll again.
     ///
-    /// Returns false if the task finished. If it returns true, schedule the lease: the renewer moves the task to the
-    /// I/O thread by `limit`.
-    pub(crate) fn start(&self, mut task: Task, now: Moment, limit: Moment, poll: PollTask<'_>) -> bool {
+    /// Ready if the task finished. If it is pending, schedule the lease: the renewer moves the task to the I/O thread
+    /// by `take_over_by`.
+    pub(crate) fn start(&self, mut task: Task, now: Moment, take_over_by: Moment, poll: PollTask<'_>) -> Poll<()> {
         self.by_caller.store(true, Ordering::SeqCst);
         if poll(&mut task, &mut Context::from_waker(Waker::noop())).is_ready() {
             self.by_caller.store(false, Ordering::SeqCst);
-            return false;
+            return Poll::Ready(());
         }
-        let at = now.after(TAKE_OVER_AFTER).min(limit);
+        let at = now.after(TAKE_OVER_AFTER).min(take_over_by);
         let mut stored = self.task.lock();
         self.take_over_at.store(at.as_micros(), Ordering::SeqCst);
         *stored = Some(StoredTask { task, caller: Waker::noop().clone() });
-        true
+        Poll::Pending
     }
 
     /// Polls the stored task again, by `poll`; ready when it is done or was taken over.

@@ -88,11 +88,11 @@ impl Guard {
             let words = format!("{} is a {}, only a lock can be downgraded", lease.resource(), lease.mode());
             return Err(Error::unsupported(words));
         }
-        let mut renewal = lease.local.renewal();
+        let mut renewal = lease.local.plain_renewal();
         renewal.downgrade = Some(Claim::SHARED);
         lease.check()?;
-        // Races with `join`, which increments `guards`, then reads the claim. This sets the claim, then reads `guards`:
-        // one of the two notices the other.
+        // Races with `Reentries::join_or_acquire`, which adds a guard by `join`, then reads the claim. This sets the
+        // claim, then reads `guards`: one of the two notices the other.
         let claim = lease.local.replace_claim(Claim::SHARED);
         if lease.local.guards.load(Ordering::SeqCst) > 1 {
             lease.local.replace_claim(claim);

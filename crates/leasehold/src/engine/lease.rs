@@ -98,7 +98,8 @@ impl Lease {
     pub fn remaining(&self) -> Option<Duration> {
         let deadline = self.local.validity.deadline();
         let left = (deadline != Moment::NEVER).then(|| deadline.since(self.engine.clock.now()));
-        // Check for a loss after reading the deadline: `end` records the reason before it resets the deadline.
+        // Check for a loss after reading the deadline: `end` records the reason before it moves the deadline into
+        // the past.
         if self.local.validity.loss().is_some() { Some(Duration::ZERO) } else { left }
     }
 
@@ -177,7 +178,7 @@ impl Lease {
     /// # Errors
     /// As for [`renew`](Self::renew).
     pub async fn set_metadata(&self, metadata: Metadata) -> Result<()> {
-        let mut renewal = self.local.renewal();
+        let mut renewal = self.local.plain_renewal();
         renewal.metadata = Some(metadata);
         self.send_renewal(renewal).await?;
         self.check()
@@ -242,7 +243,7 @@ async fn renew_once(engine: &Arc<Engine>, local: &Arc<LocalLease>, renewal: Rene
         biased;
         answer = engine.backend.renew(std::slice::from_ref(&renewal)) => answer,
         // `close` gives up the renewals of attached leases, which it releases; detached leases live on.
-        () = engine.closed(), if !local.is_detached() => Err(Error::closed().maybe_done()),
+        () = engine.closed(), if !local.is_detached() => Err(Error::closed().with_unknown_outcome()),
         () = engine.clock.sleep_until(sent_at.after(timeout)) => Err(renewal_unanswered(engine, local)),
     };
     let answered_at = engine.clock.now();

@@ -6,6 +6,9 @@
 //! backend, so it may run on any thread, including the timer thread. It returns
 //! what the engine must do next as a [`FollowUp`].
 //!
+//! A grant is *provisional* if the backend takes it back within seconds unless
+//! a renewal confirms it.
+//!
 //! Belief: each answer of a backend says how long this process may rely on it
 //! ([`Belief`]: for the ttl, for a session, or until the process ends). The
 //! deadline follows from the last answer (`deadlines.rs`); once it has passed, or
@@ -53,8 +56,10 @@ pub(crate) struct LocalLease {
     pushes: bool,
     max_hold: Option<Duration>,
     ttl_micros: AtomicU64,
-    /// When the renewer sends the next renewal; `NEVER` while a request or renewal is in flight, unless a push has
-    /// granted the lease in the meantime.
+    /// When the renewer sends the next renewal. `NEVER` while none is to be sent:
+    /// - a request or renewal is in flight, and no push has granted the lease meanwhile;
+    /// - the lease has ended, or its request was refused;
+    /// - the lease is detached and held, and its holder has not renewed it.
     renew_at: AtomicU64,
     pub(crate) call_in_flight: CallInFlight,
     /// How many guards share the lease; more than one only with `shared_by_holder`.
@@ -64,6 +69,7 @@ pub(crate) struct LocalLease {
     pub(crate) validity: Validity,
     /// Whether the backend no longer knew the lease when it was released.
     released_too_late: AtomicBool,
+    /// What tracing and metrics know of this hold.
     pub(crate) report: HoldReport,
     state: Mutex<LocalState>,
 }
@@ -89,12 +95,12 @@ struct LocalState {
     evicted: bool,
     /// How many requests and renewals were sent.
     sent_count: u64,
-    /// The number of the newest answered renewal.
-    newest_renewal: u64,
-    /// The number of the newest answered renewal that set the ttl.
-    newest_ttl_change: u64,
-    /// The number of the newest answered renewal that set the metadata.
-    newest_metadata_change: u64,
+    /// The newest answered renewal, by the number that `number_call` gave it; 0 if there is none.
+    last_answered_call: u64,
+    /// The same for those that set the ttl.
+    last_ttl_call: u64,
+    /// The same for those that set the metadata.
+    last_metadata_call: u64,
     /// The pauses after failed renewals.
     renew_retry: Option<Box<Backoff>>,
     /// The pauses between polls of a backend that does not push grants.
@@ -108,6 +114,8 @@ struct LocalState {
     released: Option<Result<Released>>,
 }
 
+type LockedState<'a> = MutexGuard<'a, LocalState>;
+
 #[derive(Debug)]
 enum Phase {
     /// The request is in flight.
@@ -120,7 +128,8 @@ enum Phase {
         sent_before: u64,
     },
     Held(Hold),
-    /// Not granted: busy, refused, failed or gone. The caller of `acquire` takes the reason.
+    /// Not granted: busy, refused, failed or gone. The caller of `acquire` takes the reason; `None` once it was taken,
+    /// or if nobody will take it: the caller left, or the grant ran out.
     Refused(Option<Refusal>),
     /// Lost or released.
     Ended(Hold),
@@ -187,7 +196,7 @@ pub(crate) enum FollowUp {
 }
 
 /// The result of a request, for the caller of `acquire`.
-pub(crate) enum AcquireResult {
+pub(crate) enum RequestResult {
     Held,
     Refused(Refusal),
 }
@@ -195,7 +204,7 @@ pub(crate) enum AcquireResult {
 /// What the caller of `acquire` does next.
 pub(crate) enum CallerStep {
     /// Take the result, after the follow-up.
-    Finish(AcquireResult, FollowUp),
+    Finish(RequestResult, FollowUp),
     /// Send a renewal to confirm a provisional grant, then poll again.
     ConfirmGrant,
 }
@@ -224,9 +233,9 @@ impl LocalLease {
                 renew_again: false,
                 evicted: false,
                 sent_count: 1,
-                newest_renewal: 0,
-                newest_ttl_change: 0,
-                newest_metadata_change: 0,
+                last_answered_call: 0,
+                last_ttl_call: 0,
+                last_metadata_call: 0,
                 renew_retry: None,
                 backoff: (!pushes).then(|| Box::new(options.backoff)),
                 waiting_answers: 0,
@@ -302,7 +311,7 @@ impl LocalLease {
         self.pause_renewals();
         state.hint = None;
         state.renew_again = false;
-        Some(self.renewal())
+        Some(self.plain_renewal())
     }
 
     /// Numbers a request or renewal that is sent at `now`.
@@ -313,19 +322,19 @@ impl LocalLease {
     }
 
     /// A renewal that only extends the lease.
-    pub(crate) fn renewal(&self) -> Renewal {
+    pub(crate) fn plain_renewal(&self) -> Renewal {
         Renewal::new(self.request.key.clone(), self.ttl())
     }
 
     /// Makes a renewal due now, or right after the one in flight.
-    pub(crate) fn request_renewal(&self, now: Moment) -> FollowUp {
+    pub(crate) fn make_renewal_due(&self, now: Moment) -> FollowUp {
         let mut state = self.state.lock();
-        self.request_renewal_locked(&mut state, now);
+        self.make_renewal_due_locked(&mut state, now);
         FollowUp::Schedule
     }
 
     /// `renew_again` stays set until a renewal begins, because the answer to an older call may overwrite `renew_at` first.
-    fn request_renewal_locked(&self, state: &mut LocalState, now: Moment) {
+    fn make_renewal_due_locked(&self, state: &mut LocalState, now: Moment) {
         state.renew_again = true;
         if self.renew_at() != Moment::NEVER {
             self.set_renew_at(now);
@@ -377,7 +386,8 @@ impl LocalLease {
             Phase::Waiting => return self.on_standing_while_waiting(state, standing, call, belief, now),
             Phase::Granted { grant, sent_before } => (grant.fence, *sent_before),
             Phase::Held(hold) => (hold.grant.fence, hold.sent_before),
-            // The timer was faster than this answer, by which the backend extended the lease.
+            // The timer ended the lease before this answer came, but the backend has just extended it: release it
+            // there.
             Phase::Ended(_)
                 if matches!(standing, Standing::Holding(_)) && self.validity.loss() == Some(Loss::RenewTimeout) =>
             {
@@ -391,21 +401,21 @@ impl LocalLease {
             // between.
             Standing::Holding(grant) if grant.fence != fence => self.lose_and_release(state, Loss::Gone),
             // Overtaken by a newer answer. It still counts if it asked for a longer ttl.
-            Standing::Holding(_) if call.number < state.newest_renewal => {
+            Standing::Holding(_) if call.number < state.last_answered_call => {
                 if matches!(state.phase, Phase::Held(_)) && !belief.has_ended() {
                     let answer = LastAnswer { sent_at: call.sent_at, belief: belief.clone() };
                     let _in_time = self.validity.extend(now, self.deadline_after(&answer, renewal.ttl));
-                    // The old deadline may have passed, so that a scan by the timer may have dropped the lease from its
-                    // bounds meanwhile.
+                    // Since `now` was read, the timer may have found the old deadline passed, and its bound no longer
+                    // covers this lease.
                     return FollowUp::Schedule;
                 }
                 FollowUp::Nothing
             }
             Standing::Holding(_) => {
-                state.newest_renewal = call.number;
+                state.last_answered_call = call.number;
                 state.last_answer = Some(LastAnswer { sent_at: call.sent_at, belief: belief.clone() });
                 state.renew_retry = None;
-                let deadline = self.deadline(&state, renewal.ttl);
+                let deadline = self.deadline_of_last_answer(&state, renewal.ttl);
                 if self.session_ended(&state) {
                     return self.lose(state, Loss::Gone);
                 }
@@ -441,7 +451,7 @@ impl LocalLease {
 
     fn on_standing_while_waiting(
         &self,
-        mut state: Locked<'_>,
+        mut state: LockedState<'_>,
         standing: Standing,
         call: SentCall,
         belief: &Belief,
@@ -464,7 +474,7 @@ impl LocalLease {
         self.on_unanswered(state, now)
     }
 
-    fn on_unanswered(&self, mut state: Locked<'_>, now: Moment) -> FollowUp {
+    fn on_unanswered(&self, mut state: LockedState<'_>, now: Moment) -> FollowUp {
         if !matches!(state.phase, Phase::Waiting | Phase::Granted { .. } | Phase::Held(_)) {
             return FollowUp::Nothing;
         }
@@ -500,7 +510,7 @@ impl LocalLease {
     pub(crate) fn on_evict_hint(&self, now: Moment) -> FollowUp {
         let mut state = self.state.lock();
         state.evicted = true;
-        self.request_renewal_locked(&mut state, now);
+        self.make_renewal_due_locked(&mut state, now);
         FollowUp::Schedule
     }
 
@@ -510,7 +520,7 @@ impl LocalLease {
         if matches!(state.phase, Phase::Held(_) | Phase::Granted { .. }) && self.session_ended(&state) {
             return self.lose(state, Loss::Gone);
         }
-        self.request_renewal_locked(&mut state, now);
+        self.make_renewal_due_locked(&mut state, now);
         FollowUp::Schedule
     }
 
@@ -530,11 +540,11 @@ impl LocalLease {
         match &mut state.phase {
             Phase::Granted { grant, sent_before } => {
                 let (grant, sent_before) = (*grant, *sent_before);
-                let deadline = self.deadline(&state, self.ttl());
+                let deadline = self.deadline_of_last_answer(&state, self.ttl());
                 if now >= deadline || self.session_ended(&state) {
                     state.phase = Phase::Refused(None);
                     self.pause_renewals();
-                    let gone = AcquireResult::Refused(Refusal::Gone);
+                    let gone = RequestResult::Refused(Refusal::Gone);
                     return Poll::Ready(CallerStep::Finish(gone, FollowUp::Release));
                 }
                 let max_hold_at = self.max_hold.map_or(Moment::NEVER, |length| now.after(length));
@@ -550,17 +560,18 @@ impl LocalLease {
                         FollowUp::Forget
                     }
                 };
-                Poll::Ready(CallerStep::Finish(AcquireResult::Held, follow_up))
+                Poll::Ready(CallerStep::Finish(RequestResult::Held, follow_up))
             }
             Phase::Refused(refusal) => {
                 let refusal = refusal.take().unwrap_or(Refusal::Gone);
-                Poll::Ready(CallerStep::Finish(AcquireResult::Refused(refusal), FollowUp::Nothing))
+                Poll::Ready(CallerStep::Finish(RequestResult::Refused(refusal), FollowUp::Nothing))
             }
             // The result was taken before; nobody polls again.
             Phase::Ended(_) | Phase::Held(_) => {
-                Poll::Ready(CallerStep::Finish(AcquireResult::Refused(Refusal::Gone), FollowUp::Nothing))
+                Poll::Ready(CallerStep::Finish(RequestResult::Refused(Refusal::Gone), FollowUp::Nothing))
             }
             Phase::Requested | Phase::Waiting => {
+                // A hint that is still stored while the lease waits is a provisional grant that the caller may confirm.
                 if matches!(state.phase, Phase::Waiting) && state.hint.is_some() {
                     return Poll::Ready(CallerStep::ConfirmGrant);
                 }
@@ -682,7 +693,7 @@ impl LocalLease {
     }
 
     /// The lease was granted, by an answer or by a push that this process may rely on.
-    fn grant(&self, mut state: Locked<'_>, grant: Grant, now: Moment) -> FollowUp {
+    fn grant(&self, mut state: LockedState<'_>, grant: Grant, now: Moment) -> FollowUp {
         if state.caller_left {
             state.phase = Phase::Refused(None);
             self.pause_renewals();
@@ -700,7 +711,7 @@ impl LocalLease {
     /// The request or renewal that was sent at `sent_at` found the lease waiting.
     fn on_position(
         &self,
-        mut state: Locked<'_>,
+        mut state: LockedState<'_>,
         position: QueuePosition,
         sent_at: Moment,
         belief: Belief,
@@ -733,7 +744,7 @@ impl LocalLease {
     /// Nothing says how old a push is, so the deadline counts from the last answered request or renewal. A fence that
     /// is not above those in the answers is ignored. A provisional grant needs a renewal first, sent after the
     /// push.
-    fn apply_grant_hint(&self, mut state: Locked<'_>, now: Moment) -> FollowUp {
+    fn apply_grant_hint(&self, mut state: LockedState<'_>, now: Moment) -> FollowUp {
         let Some(hint) = state.hint.take() else { return FollowUp::Nothing };
         if hint.fence <= state.last_fence {
             return FollowUp::Schedule;
@@ -744,9 +755,9 @@ impl LocalLease {
             wake(state);
             return FollowUp::Schedule;
         }
-        let reliable = now < self.deadline(&state, self.ttl()) && !self.session_ended(&state);
+        let reliable = now < self.deadline_of_last_answer(&state, self.ttl()) && !self.session_ended(&state);
         if hint.provisional || !reliable {
-            self.request_renewal_locked(&mut state, now);
+            self.make_renewal_due_locked(&mut state, now);
             return FollowUp::Schedule;
         }
         self.grant(state, Grant::new(hint.fence, hint.arrived_at), now)
@@ -761,7 +772,7 @@ impl LocalLease {
             && self.renew_at() != Moment::NEVER
     }
 
-    fn refuse(&self, mut state: Locked<'_>, refusal: Refusal, follow_up: FollowUp) -> FollowUp {
+    fn refuse(&self, mut state: LockedState<'_>, refusal: Refusal, follow_up: FollowUp) -> FollowUp {
         state.phase = Phase::Refused(Some(refusal));
         self.pause_renewals();
         wake(state);
@@ -769,7 +780,7 @@ impl LocalLease {
     }
 
     /// Marks a held lease lost; a grant that the caller has not taken becomes a refusal.
-    fn lose(&self, mut state: Locked<'_>, loss: Loss) -> FollowUp {
+    fn lose(&self, mut state: LockedState<'_>, loss: Loss) -> FollowUp {
         match state.phase {
             Phase::Held(hold) => {
                 state.phase = Phase::Ended(hold);
@@ -782,7 +793,7 @@ impl LocalLease {
     }
 
     /// Like `lose`, for a lease that the backend still has.
-    fn lose_and_release(&self, state: Locked<'_>, loss: Loss) -> FollowUp {
+    fn lose_and_release(&self, state: LockedState<'_>, loss: Loss) -> FollowUp {
         match self.lose(state, loss) {
             FollowUp::Lost => FollowUp::Release,
             follow_up => follow_up,
@@ -790,7 +801,7 @@ impl LocalLease {
     }
 
     /// Like `lose`, for a lease that the backend no longer has: there is nothing to release.
-    fn lose_and_forget(&self, state: Locked<'_>, loss: Loss) -> FollowUp {
+    fn lose_and_forget(&self, state: LockedState<'_>, loss: Loss) -> FollowUp {
         match self.lose(state, loss) {
             FollowUp::Release => FollowUp::Forget,
             follow_up => follow_up,
@@ -799,7 +810,7 @@ impl LocalLease {
 
     /// The deadline has passed. When the ttl has run out, the backend expires the lease itself. When `max_hold` is
     /// reached, or while the session still lives, it does not: the lease must be released.
-    fn lose_by_deadline(&self, state: Locked<'_>, now: Moment) -> FollowUp {
+    fn lose_by_deadline(&self, state: LockedState<'_>, now: Moment) -> FollowUp {
         let kept_by_session = !self.is_detached()
             && matches!(&state.last_answer, Some(LastAnswer { belief: Belief::Session(session), .. }) if !session.has_ended());
         let loss = self.validity.reason_at(now);
@@ -817,19 +828,19 @@ impl LocalLease {
     pub(crate) fn on_explicit_renewal(&self, renewal: &Renewal, call: SentCall) {
         let mut state = self.state.lock();
         let changes_ttl = renewal.metadata.is_none() && renewal.downgrade.is_none();
-        if changes_ttl && call.number > state.newest_ttl_change {
-            state.newest_ttl_change = call.number;
+        if changes_ttl && call.number > state.last_ttl_call {
+            state.last_ttl_call = call.number;
             self.ttl_micros.store(micros(renewal.ttl.get()), Ordering::Relaxed);
         }
         if let Some(metadata) = &renewal.metadata
-            && call.number > state.newest_metadata_change
+            && call.number > state.last_metadata_call
         {
-            state.newest_metadata_change = call.number;
+            state.last_metadata_call = call.number;
             state.metadata = Some(Box::new(metadata.clone()));
         }
     }
 
-    /// Schedules the next renewal once no call is in flight: at `renew_at`, or now if one was requested in between.
+    /// Schedules the next renewal: at `renew_at`, or now if one became due while the call was in flight.
     fn schedule_renewal(&self, state: &LocalState, renew_at: Moment, now: Moment) {
         self.set_renew_at(if state.renew_again { now } else { renew_at });
     }
@@ -845,10 +856,8 @@ impl LocalLease {
     }
 }
 
-type Locked<'a> = MutexGuard<'a, LocalState>;
-
 /// Wakes the caller that awaits `acquire` or `release`, after the state is unlocked.
-fn wake(mut state: Locked<'_>) {
+fn wake(mut state: LockedState<'_>) {
     let caller = state.caller.take();
     drop(state);
     if let Some(caller) = caller {

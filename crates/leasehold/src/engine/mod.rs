@@ -112,6 +112,8 @@ impl Engine {
     }
 
     /// Sleeps on the timer's thread: any executor may poll it, and nothing that blocks the I/O thread delays it.
+    ///
+    /// For the caller's futures; tasks of the I/O thread use `clock.sleep_until`.
     pub(crate) fn sleep_until(&self, moment: Moment) -> Sleep {
         let _context = self.threads.timer.enter();
         self.clock.sleep_until(moment)
@@ -138,29 +140,30 @@ impl Engine {
         self.check_not_inherited()?;
         let _first = self.closed_at.set(self.clock.now());
         self.closing.notify_waiters();
-        self.renewer.stop_waiting();
+        self.renewer.leave_queues();
         let released = self.release_all().await;
         self.wait_until_idle().await;
         // A request that was in flight may have been answered after the first `release_all`.
-        self.renewer.stop_waiting();
+        self.renewer.leave_queues();
         let late = self.release_all().await;
         self.wait_until_idle().await;
         released.and(late).map(drop)
     }
 
     /// Polls a request or release once on the caller's thread and stores it for later polls. It moves to the I/O thread
-    /// by `limit`, after a third of the ttl, or after `TAKE_OVER_AFTER`, whichever is first; at once if the instance is
-    /// closed. Its timeouts apply only there, and a short ttl leaves less time than `TAKE_OVER_AFTER`.
+    /// by `take_over_by`, after a third of the ttl, or after `TAKE_OVER_AFTER`, whichever is first; at once if the
+    /// instance is closed. The task's timeouts apply only on the I/O thread, so it moves there before a short ttl has
+    /// run out.
     ///
     /// `close` may run at the same time: 1. It sets its flag.  2. It takes over all stored tasks.  3. This task is
     /// stored, too late for 2. So the flag is checked after the task is stored.
-    fn start_on_caller(&self, lease: &Arc<LocalLease>, task: Task, now: Moment, limit: Moment) {
+    fn start_on_caller(&self, lease: &Arc<LocalLease>, task: Task, now: Moment, take_over_by: Moment) {
         // This poll may make waiting batches (`backend/coalesce.rs`) ready. `continue_here` polls those once this poll
-        // has returned: a batch that ran inside a redlock round could wake the round too early, and the wake-up would
-        // be lost.
+        // has returned. Otherwise a batch could complete inside this poll and wake a redlock round that is still being
+        // polled; that wake-up would be lost.
         let poll = |task: &mut Task, context: &mut Context<'_>| self.threads.poll_on_this_thread(task, context);
-        let limit = limit.min(now.after(renew_every(lease.ttl())));
-        if !continue_here(|| lease.call_in_flight.start(task, now, limit, &poll)) {
+        let take_over_by = take_over_by.min(now.after(renew_every(lease.ttl())));
+        if continue_here(|| lease.call_in_flight.start(task, now, take_over_by, &poll)).is_ready() {
             return;
         }
         self.renewer.follow_up(lease, FollowUp::Schedule);
@@ -178,7 +181,7 @@ impl Engine {
         continue_here(|| lease.call_in_flight.poll(context, &poll)).map(Ok)
     }
 
-    /// Completes when no task is left.
+    /// Completes when no task is left. Takes over calls first: their callers may never poll them again.
     async fn wait_until_idle(&self) {
         loop {
             self.renewer.take_over_all();

@@ -22,8 +22,8 @@ pub(crate) async fn catch_panic<T>(call: impl Future<Output = Result<T>>) -> Res
 
 /// Runs a clean-up if it is dropped during a panic.
 ///
-/// Call `disarm` on success: `drop` sees only that the thread unwinds, and a destructor that runs meanwhile may poll a
-/// task that succeeds.
+/// Call `disarm` on success, since `drop` cannot tell whose panic it is: during another panic, a destructor may poll
+/// this call to its success.
 pub(crate) struct OnPanic<F: FnOnce()>(Option<F>);
 
 impl<F: FnOnce()> OnPanic<F> {

@@ -110,6 +110,7 @@ async fn give_up_joining(
             let busy = holders.try_recv().unwrap_or_default();
             Err(Error::wait_elapsed(options.resource, engine.backend_kind, Brief(length), busy))
         }
+        // `Forever` does not get here.
         Wait::No | Wait::Forever => {
             let limit = engine.clock.now().after(Duration::from_secs(1));
             Ok(Attempt::Busy(tokio::select! {

@@ -58,9 +58,9 @@ impl Engine {
                 engine.renewer.follow_up(&released_local, FollowUp::Forget);
                 released_local.on_released(released);
             };
-            let panicked = OnPanic::new(|| on_released(Err(release_panicked(&released_local))));
+            let on_panic = OnPanic::new(|| on_released(Err(release_panicked(&released_local))));
             let released = release.await;
-            panicked.disarm();
+            on_panic.disarm();
             on_released(released);
             drop(running);
         };
@@ -123,18 +123,18 @@ impl Engine {
     fn release_at_once(self: &Arc<Self>, local: &Arc<LocalLease>, outcome: &Outcome, now: Moment) -> Option<Released> {
         let span = self.telemetry.release_span(local);
         let _within = span.enter();
-        let panicked = OnPanic::new(|| {
+        let on_panic = OnPanic::new(|| {
             self.renewer.follow_up(local, FollowUp::Forget);
             self.on_release_panic(&span, local, outcome, now);
         });
         let answer = self.backend.release_at_once(local.key(), outcome);
-        panicked.disarm();
-        let answer = Ok(answer?.value);
-        record_if_too_late(local, &answer);
+        on_panic.disarm();
+        let released = Ok(answer?.value);
+        record_if_too_late(local, &released);
         self.renewer.follow_up(local, FollowUp::Forget);
-        self.telemetry.record_answer(CallKind::Release, &answer, now, || self.clock.now());
-        self.telemetry.record_release(&span, local, outcome, &answer, now);
-        answer.ok()
+        self.telemetry.record_answer(CallKind::Release, &released, now, || self.clock.now());
+        self.telemetry.record_release(&span, local, outcome, &released, now);
+        released.ok()
     }
 
     /// Releases a lease at the backend, and retries in the background if that fails.
@@ -142,21 +142,21 @@ impl Engine {
         self: &Arc<Self>,
         local: &Arc<LocalLease>,
         outcome: Outcome,
-        now: Moment,
+        ended_at: Moment,
         polled_by: PolledBy,
     ) -> impl Future<Output = Result<Released>> + Send + use<> {
         let (engine, local) = (Arc::clone(self), Arc::clone(local));
         let span = self.telemetry.release_span(&local);
         let within = span.clone();
         let task = async move {
-            let panicked = OnPanic::new(|| engine.on_release_panic(&span, &local, &outcome, now));
-            let first = engine.release_once(&local, &outcome, now, polled_by).await;
-            panicked.disarm();
+            let on_panic = OnPanic::new(|| engine.on_release_panic(&span, &local, &outcome, ended_at));
+            let first = engine.release_once(&local, &outcome, ended_at, polled_by).await;
+            on_panic.disarm();
             record_if_too_late(&local, &first);
             if first.is_err() {
                 engine.spawn_release(&local, outcome.clone());
             }
-            engine.telemetry.record_release(&span, &local, &outcome, &first, now);
+            engine.telemetry.record_release(&span, &local, &outcome, &first, ended_at);
             first
         };
         task.instrument(within)
@@ -164,9 +164,9 @@ impl Engine {
 
     /// Retries a panicked release in the background, and reports it. The tracing subscriber that gets the report may
     /// be what panicked: a second panic would abort the process.
-    fn on_release_panic(self: &Arc<Self>, span: &Span, local: &Arc<LocalLease>, outcome: &Outcome, now: Moment) {
+    fn on_release_panic(self: &Arc<Self>, span: &Span, local: &Arc<LocalLease>, outcome: &Outcome, ended_at: Moment) {
         self.spawn_release(local, outcome.clone());
-        let report = || self.telemetry.record_release(span, local, outcome, &Err(release_panicked(local)), now);
+        let report = || self.telemetry.record_release(span, local, outcome, &Err(release_panicked(local)), ended_at);
         let _panicked_again = catch_unwind(AssertUnwindSafe(report));
     }
 
@@ -192,7 +192,7 @@ impl Engine {
         &self,
         local: &LocalLease,
         outcome: &Outcome,
-        now: Moment,
+        sent_at: Moment,
         polled_by: PolledBy,
     ) -> Result<Released> {
         let mut call = self.backend.release(local.key(), outcome);
@@ -208,7 +208,7 @@ impl Engine {
             // Boxed, so that the usual task stays small.
             Poll::Pending => Box::pin(self.with_timeout(call, &local.key().resource)).await,
         };
-        self.telemetry.record_answer(CallKind::Release, &answer, now, || self.clock.now());
+        self.telemetry.record_answer(CallKind::Release, &answer, sent_at, || self.clock.now());
         answer.map(|answer| answer.value)
     }
 
@@ -241,8 +241,10 @@ impl Engine {
                 return;
             };
             let now = self.clock.now();
+            // A lease that no clock ends is retried even then.
             let refused = by_clock && !error.is_retryable();
-            if refused || now >= until || self.closed_for(now) >= Some(RELEASE_LIMIT) {
+            let closed_long_ago = self.closed_for(now).is_some_and(|closed_for| closed_for >= RELEASE_LIMIT);
+            if refused || now >= until || closed_long_ago {
                 tracing::warn!(target: "leasehold::release", resource = %local.key().resource, error = format_args!("{error:#}"), "could not release");
                 return;
             }

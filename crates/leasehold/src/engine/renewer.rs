@@ -89,6 +89,7 @@ impl Alarm {
         self.set_for.store(moment.as_micros(), Ordering::SeqCst);
         tokio::select! {
             () = self.wake.notified() => {}
+            // `alarm_at` also counts the time that the machine was suspended.
             () = clock.alarm_at(moment), if moment != Moment::NEVER => {}
         }
     }
@@ -192,7 +193,7 @@ impl Renewer {
     }
 
     /// Leaves every queue now, since a waiting caller may never be polled again before the process exits.
-    pub(crate) fn stop_waiting(&self) {
+    pub(crate) fn leave_queues(&self) {
         for lease in self.schedule.all(|_| true) {
             self.follow_up(&lease, lease.on_closed());
         }
@@ -203,7 +204,8 @@ impl Renewer {
         self.schedule.all(LocalLease::is_held)
     }
 
-    /// Records which incarnation answered. If the last answer came from another one, renews every lease.
+    /// Records the incarnation of the backend, a number that changes when leases may have been lost. If the last answer
+    /// came from another incarnation, renews every lease.
     pub(crate) fn on_incarnation(&self, incarnation: Incarnation) {
         if self.incarnation.load(Ordering::Relaxed) == incarnation.0 && self.incarnation_known.load(Ordering::Relaxed) {
             return;
@@ -222,8 +224,8 @@ impl Renewer {
         }
     }
 
-    pub(crate) fn request_renewal(&self, lease: &Arc<LocalLease>) {
-        self.follow_up(lease, lease.request_renewal(self.clock.now()));
+    pub(crate) fn make_renewal_due(&self, lease: &Arc<LocalLease>) {
+        self.follow_up(lease, lease.make_renewal_due(self.clock.now()));
     }
 
     /// Renews on this thread if the backend answers at once; otherwise, the I/O thread finishes the renewal.
@@ -265,7 +267,7 @@ impl Renewer {
 
     fn renew_now(&self, wanted: impl Fn(&LocalLease) -> bool) {
         for lease in self.schedule.all(wanted) {
-            self.request_renewal(&lease);
+            self.make_renewal_due(&lease);
         }
     }
 
@@ -300,12 +302,13 @@ impl Renewer {
         if self.schedule.next_due() > now {
             return Vec::new();
         }
-        let due = |lease: &LocalLease| {
+        let is_due = |lease: &LocalLease| {
             let soon = COALESCE.min(renew_every(lease.ttl()) / 8);
             lease.renew_at() <= now.after(soon) || lease.call_in_flight.take_over_at() <= now
         };
+        // No lease is taken earlier than `COALESCE` before its time, so later shards need no scan.
         let horizon = now.after(COALESCE);
-        self.schedule.due(horizon, due)
+        self.schedule.due(horizon, is_due)
     }
 
     async fn renew(self: Arc<Self>, chunk: Vec<(Arc<LocalLease>, Renewal)>) {
@@ -318,7 +321,7 @@ impl Renewer {
             renewals.push(renewal);
         }
         let timeout = renewals.iter().map(|renewal| renew_every(renewal.ttl)).min().unwrap_or_default();
-        let panicked = OnPanic::new(|| {
+        let on_panic = OnPanic::new(|| {
             for (lease, _) in &leases {
                 self.follow_up(lease, lease.on_renew_failed(self.clock.now()));
             }
@@ -332,6 +335,7 @@ impl Renewer {
         self.telemetry.record_answer(CallKind::Renew, &answer, sent_at, || now);
         match answer {
             Ok(answer) => {
+                // A backend that answers too few leaves the rest unknown.
                 let standings = answer.value.into_iter().chain(std::iter::repeat(Standing::Unknown));
                 for (((lease, call), renewal), standing) in leases.iter().zip(&renewals).zip(standings) {
                     self.telemetry.record_renewal(lease, standing, sent_at, now);
@@ -347,7 +351,7 @@ impl Renewer {
                 }
             }
         }
-        panicked.disarm();
+        on_panic.disarm();
     }
 }
 

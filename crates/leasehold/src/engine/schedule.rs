@@ -136,7 +136,8 @@ impl Schedule {
 }
 
 impl ScheduleShard {
-    /// Collects the leases that are due, and recomputes the bound from the others.
+    /// Collects the leases that are due, and recomputes the bound from the others. Those it returns are in no bound
+    /// until `lower_bounds` is called for them again.
     ///
     /// A lease that changes during the scan is either seen in its new state, or lowers the bound after it was cleared:
     /// 1. the bound is cleared  2. the shard is scanned  3. the bound is lowered to what the scan found.

@@ -39,13 +39,13 @@ type PendingAnswer<'a> = Pin<Box<dyn Future<Output = Result<Answer<Decision>>> +
 impl Engine {
     /// Sends the request if the backend answers without waiting; returns false otherwise.
     pub(super) fn request_at_once(self: &Arc<Self>, lease: &Arc<LocalLease>, call: SentCall) -> bool {
-        let panicked = OnPanic::new(|| self.on_request_panic(lease));
+        let on_panic = OnPanic::new(|| self.on_request_panic(lease));
         let answer = self.backend.acquire_at_once(&lease.request);
         let is_answered = answer.is_some();
         if let Some(answer) = answer {
             self.on_answer_at_once(lease, call, answer);
         }
-        panicked.disarm();
+        on_panic.disarm();
         is_answered
     }
 
@@ -57,7 +57,7 @@ impl Engine {
     /// Sends the request until it is answered, and acts on the answer.
     ///
     /// Has no timeout while the caller polls it: the renewer moves a slow request to the I/O thread, where the timeout
-    /// applies.
+    /// applies. `_running`: `close` waits until this task has dropped it.
     pub(super) async fn run_request(
         self: Arc<Self>,
         lease: Arc<LocalLease>,
@@ -65,9 +65,9 @@ impl Engine {
         until: Moment,
         _running: RunningTask,
     ) {
-        let panicked = OnPanic::new(|| self.on_request_panic(&lease));
+        let on_panic = OnPanic::new(|| self.on_request_panic(&lease));
         self.poll_first_call(&lease, call, until).await;
-        panicked.disarm();
+        on_panic.disarm();
     }
 
     /// Fails a request whose task panicked, and releases what it may have been granted.
@@ -154,7 +154,7 @@ impl Engine {
             // reached, though not beyond `until`.
             let worth_retrying = earlier_send_may_run && error.is_outage();
             if !worth_retrying || self.is_closed() || now >= until || lease.caller_left() {
-                let error = if earlier_send_may_run { error.maybe_done() } else { error };
+                let error = if earlier_send_may_run { error.with_unknown_outcome() } else { error };
                 return Err(lease.on_request_failed(error.about(&lease.key().resource)));
             }
             self.clock.sleep_until(now.after(backoff.pause()).min(until)).await;
@@ -172,7 +172,7 @@ impl Engine {
     ///
     /// Where the lease lasts as long as the process, nobody would release it at all.
     async fn give_up_request(&self, lease: &LocalLease, pending: PendingAnswer<'_>, error: Error) -> FollowUp {
-        let follow_up = lease.on_request_failed(error.maybe_done().about(&lease.key().resource));
+        let follow_up = lease.on_request_failed(error.with_unknown_outcome().about(&lease.key().resource));
         tokio::select! {
             biased;
             _late = catch_panic(pending) => {}

@@ -94,7 +94,7 @@ pub(crate) struct Validity {
     max_hold_at: AtomicU64,
     in_doubt: AtomicBool,
     /// The number of its `Loss`; 0 while it has not ended.
-    loss_code: AtomicU8,
+    loss_number: AtomicU8,
     /// Whether anyone has called `lost`.
     awaited: AtomicBool,
     ended: Notify,
@@ -110,7 +110,7 @@ impl Validity {
             deadline: AtomicU64::new(Moment::NEVER.as_micros()),
             max_hold_at: AtomicU64::new(Moment::NEVER.as_micros()),
             in_doubt: AtomicBool::new(false),
-            loss_code: AtomicU8::new(0),
+            loss_number: AtomicU8::new(0),
             awaited: AtomicBool::new(false),
             ended: Notify::new(),
         }
@@ -161,7 +161,7 @@ impl Validity {
 
     /// Ends the lease in this process. Only the first call has an effect; returns whether this call was the first.
     pub(crate) fn end(&self, loss: Loss) -> bool {
-        let first = self.loss_code.compare_exchange(0, loss.number(), Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        let first = self.loss_number.compare_exchange(0, loss.number(), Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if first {
             self.deadline.store(ENDED, Ordering::SeqCst);
             // Either this sees `awaited`, or a caller of `lost` that sets it later sees the end.
@@ -174,7 +174,7 @@ impl Validity {
 
     /// Why the lease is no longer held; `None` while it is.
     pub(crate) fn loss(&self) -> Option<Loss> {
-        Loss::from_number(self.loss_code.load(Ordering::SeqCst))
+        Loss::from_number(self.loss_number.load(Ordering::SeqCst))
     }
 
     /// Completes when the lease is no longer held, at once if it was lost before.

@@ -166,7 +166,7 @@ impl Error {
     }
 
     /// Marks that an earlier try of the request may have been carried out.
-    pub(crate) fn maybe_done(mut self) -> Self {
+    pub(crate) fn with_unknown_outcome(mut self) -> Self {
         self.0.outcome_unknown = true;
         self
     }

@@ -121,7 +121,7 @@ impl Renewal {
     }
 
     setters! {
-        /// Sets the value to raise the fence to.
+        /// Asks to raise the fence of the lease to this value, so that the nodes of `redlock:` agree on one.
         pub fn fence_floor(mut self, floor: Fence) -> Self => Some(floor);
 
         /// Sets the smaller claim to keep.

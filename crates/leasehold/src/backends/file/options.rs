@@ -16,8 +16,8 @@ pub struct FileOptions {
     pub root: PathBuf,
     /// The namespace, which is the name of the subdirectory in use. Leases of different namespaces are independent.
     pub namespace: String,
-    /// The mode of the files in a new directory, which also gets the matching `x` bits. `None` means `0o600`, or, in
-    /// the machine-wide directory, the permissions of that directory.
+    /// The mode of the files, if the directory is created here. The directory gets the same mode, and `x` for everyone
+    /// who has `r`. `None` means `0o600`, or, in the machine-wide directory, the permissions of that directory.
     ///
     /// An existing directory keeps its mode; it is an error to set another one.
     pub mode: Option<u32>,

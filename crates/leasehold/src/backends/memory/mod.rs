@@ -54,7 +54,7 @@ impl MemoryBackend {
         Self::on(Arc::clone(&self.store))
     }
 
-    /// Returns how many names the store has, including expired ones not yet removed.
+    /// Returns how many names have a lease or a waiter, counting those that have expired but were not swept.
     pub fn len(&self) -> usize {
         self.store.len()
     }
@@ -171,7 +171,8 @@ impl Inspect for MemoryBackend {
             Finding::new(
                 Severity::Info,
                 "restart",
-                "leases, queues and history end with the process; fences rise on as long as the wall clock does",
+                "leases, queues and history end with the process; after a restart, fences are still higher than \
+                 before, unless the wall clock was set back",
             ),
         ])
     }

@@ -1,4 +1,4 @@
-//! Some of the resources of a store, under one latch.
+//! Some of the resources of a store, under one mutex.
 
 use std::collections::VecDeque;
 
@@ -21,7 +21,7 @@ pub(super) struct Shard {
     slots: HashTable<ResourceSlot>,
     /// The newest fence of all removed slots. A new slot starts from it, so that fences rise although
     /// the names of removed slots are forgotten.
-    fence_floor: Fence,
+    removed_fence: Fence,
     history: VecDeque<EndedLease>,
     /// Operations left until the next sweep.
     sweep_in: usize,
@@ -34,7 +34,7 @@ impl Default for Shard {
     fn default() -> Self {
         Self {
             slots: HashTable::new(),
-            fence_floor: Fence::default(),
+            removed_fence: Fence::default(),
             history: VecDeque::new(),
             sweep_in: SWEEP_AFTER,
             spare: Default::default(),
@@ -51,29 +51,30 @@ pub(super) struct ResourceSlot {
     resource: Resource,
     hash: u64,
     pub(super) state: State,
-    callers: Vec<(LeaseId, InstanceId)>,
+    requested_by: Vec<(LeaseId, InstanceId)>,
 }
 
 impl ResourceSlot {
     /// Hints about this lease go to the instance that requested it last.
-    pub(super) fn hint_at(&mut self, id: LeaseId, instance: InstanceId) {
-        if let Some((_, caller)) = self.callers.iter_mut().find(|(known, _)| *known == id) {
-            *caller = instance;
+    pub(super) fn send_hints_to(&mut self, id: LeaseId, instance: InstanceId) {
+        if let Some((_, known_instance)) = self.requested_by.iter_mut().find(|(known, _)| *known == id) {
+            *known_instance = instance;
             return;
         }
-        if self.callers.is_empty() {
-            self.callers.reserve_exact(1);
+        // Most names have one lease: do not reserve for four.
+        if self.requested_by.is_empty() {
+            self.requested_by.reserve_exact(1);
         }
-        self.callers.push((id, instance));
+        self.requested_by.push((id, instance));
     }
 }
 
-/// Hints to send once the latch is free, since the waiter that they wake takes it next.
+/// Hints to send once the mutex is free, since the waiter that they wake takes it next.
 pub(super) type PendingHints = Vec<(InstanceId, Hint)>;
 
 /// Receives the effects of an operation on one resource.
 struct OperationAudience<'a> {
-    callers: &'a mut Vec<(LeaseId, InstanceId)>,
+    requested_by: &'a mut Vec<(LeaseId, InstanceId)>,
     hints: &'a mut PendingHints,
     events: &'a EventHub,
     history: &'a mut VecDeque<EndedLease>,
@@ -81,7 +82,7 @@ struct OperationAudience<'a> {
 
 impl Audience for OperationAudience<'_> {
     fn hint(&mut self, id: LeaseId, hint: Hint) {
-        if let Some((_, instance)) = self.callers.iter().find(|(known, _)| *known == id) {
+        if let Some((_, instance)) = self.requested_by.iter().find(|(known, _)| *known == id) {
             self.hints.push((*instance, hint));
         }
     }
@@ -95,7 +96,7 @@ impl Audience for OperationAudience<'_> {
     }
 
     fn ended(&mut self, id: LeaseId, ended: EndedLease) {
-        self.callers.retain(|(known, _)| *known != id);
+        self.requested_by.retain(|(known, _)| *known != id);
         if self.history.len() == HISTORY {
             self.history.pop_front();
         }
@@ -104,33 +105,41 @@ impl Audience for OperationAudience<'_> {
 }
 
 impl Shard {
-    /// Runs an operation on one resource and reports what it did to others.
+    /// Runs an operation on one resource, then records its hints, events and history.
     pub(super) fn operate<T>(
         &mut self,
         (resource, hash): (&Resource, u64),
-        caller: &[LeaseId],
+        own: &[LeaseId],
         context: &Context<'_>,
         events: &EventHub,
         hints: &mut PendingHints,
         work: impl FnOnce(&mut ResourceSlot, &mut Effects) -> T,
     ) -> T {
-        let Self { slots, fence_floor, history, spare, effects, .. } = self;
+        let Self { slots, removed_fence, history, spare, effects, .. } = self;
         let mut found = match slots.entry(hash, |slot| slot.resource == *resource, |slot| slot.hash) {
             Entry::Occupied(found) => found,
             Entry::Vacant(place) => {
-                let (mut state, callers) = std::mem::take(spare);
-                state.last_fence = *fence_floor;
-                place.insert(ResourceSlot { resource: resource.clone(), hash, state, callers })
+                // Both are empty: the slot had no entries, and every ended lease has left `requested_by`.
+                let (mut state, requested_by) = std::mem::take(spare);
+                state.last_fence = *removed_fence;
+                place.insert(ResourceSlot { resource: resource.clone(), hash, state, requested_by })
             }
         };
         let slot = found.get_mut();
         let done = work(slot, effects);
-        let ResourceSlot { state, callers, .. } = slot;
-        publish(resource, state, effects, caller, context, &mut OperationAudience { callers, hints, events, history });
+        let ResourceSlot { state, requested_by, .. } = slot;
+        publish(
+            resource,
+            state,
+            effects,
+            own,
+            context,
+            &mut OperationAudience { requested_by, hints, events, history },
+        );
         if state.entries.is_empty() {
-            *fence_floor = (*fence_floor).max(state.last_fence);
-            let (ResourceSlot { state, callers, .. }, _) = found.remove();
-            *spare = (state, callers);
+            *removed_fence = (*removed_fence).max(state.last_fence);
+            let (ResourceSlot { state, requested_by, .. }, _) = found.remove();
+            *spare = (state, requested_by);
         }
         done
     }
@@ -144,17 +153,26 @@ impl Shard {
         if self.sweep_in > 0 {
             return;
         }
-        let Self { slots, fence_floor, history, effects, .. } = self;
+        let Self { slots, removed_fence, history, effects, .. } = self;
         let mut seen = 0;
-        slots.retain(|ResourceSlot { resource, state, callers, .. }| {
+        slots.retain(|ResourceSlot { resource, state, requested_by, .. }| {
             seen += state.entries.len();
+            // Settling ends only what has expired, and grants what that frees.
             state.settle(context, effects);
-            publish(resource, state, effects, &[], context, &mut OperationAudience { callers, hints, events, history });
+            publish(
+                resource,
+                state,
+                effects,
+                &[],
+                context,
+                &mut OperationAudience { requested_by, hints, events, history },
+            );
             if state.entries.is_empty() {
-                *fence_floor = (*fence_floor).max(state.last_fence);
+                *removed_fence = (*removed_fence).max(state.last_fence);
             }
             !state.entries.is_empty()
         });
+        // A table that was once large gives its memory back.
         self.slots.shrink_to(self.slots.len() * 4, |slot| slot.hash);
         self.sweep_in = seen.max(SWEEP_AFTER);
     }
@@ -163,7 +181,7 @@ impl Shard {
         self.slots.iter().map(|slot| &slot.resource).filter(|name| wanted.include(name)).cloned()
     }
 
-    /// How many resources have a slot: those with a live lease, and expired ones not yet swept.
+    /// How many names have a lease or a waiter, counting those that have expired but were not swept.
     pub(super) fn len(&self) -> usize {
         self.slots.len()
     }

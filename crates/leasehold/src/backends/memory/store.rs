@@ -24,13 +24,13 @@ use crate::{
     model::{Context, Effects, Expiry, Presence},
 };
 
-/// Enough latches that two tasks on different resources seldom share one.
+/// Enough mutexes that two tasks on different resources seldom share one.
 const SHARDS: usize = 64;
 
 /// A store of leases in memory.
 pub(super) struct Store {
     shards: [Mutex<Shard>; SHARDS],
-    spread: RandomState,
+    hasher: RandomState,
     clock: Arc<dyn Clock>,
     events: EventHub,
     runs: Mutex<RunTable>,
@@ -42,16 +42,16 @@ pub(super) struct Store {
 
 impl Store {
     pub(super) fn new(clock: Arc<dyn Clock>) -> Self {
-        static LIVES: AtomicU64 = AtomicU64::new(1);
+        static NEXT_INCARNATION: AtomicU64 = AtomicU64::new(1);
         Self {
             shards: array::from_fn(|_| Mutex::default()),
-            spread: RandomState::new(),
+            hasher: RandomState::new(),
             made_at: clock.now(),
             clock,
             events: EventHub::new(),
             runs: Mutex::default(),
             instances: Mutex::default(),
-            incarnation: Incarnation(LIVES.fetch_add(1, Ordering::Relaxed)),
+            incarnation: Incarnation(NEXT_INCARNATION.fetch_add(1, Ordering::Relaxed)),
         }
     }
 
@@ -73,13 +73,13 @@ impl Store {
 
     /// Adds an instance; hints about leases that it requests go to `hints`.
     pub(super) fn join(&self, hints: HintSender) -> InstanceId {
-        static INSTANCES: AtomicU64 = AtomicU64::new(1);
-        let instance = INSTANCES.fetch_add(1, Ordering::Relaxed);
+        static NEXT_INSTANCE: AtomicU64 = AtomicU64::new(1);
+        let instance = NEXT_INSTANCE.fetch_add(1, Ordering::Relaxed);
         self.instances.lock().insert(instance, hints);
         instance
     }
 
-    /// Removes an instance that is gone. Its leases stay until they expire.
+    /// Removes an instance that is gone. Its leases stay until they expire, or the store goes with its last instance.
     pub(super) fn leave(&self, instance: InstanceId) {
         self.instances.lock().remove(&instance);
     }
@@ -99,10 +99,10 @@ impl Store {
 
     pub(super) fn acquire(&self, request: &Request, instance: InstanceId) -> Decision {
         let id = request.key.id;
-        self.enter(&request.key.resource, &[id], |slot, context, effects| {
+        self.operate(&request.key.resource, &[id], |slot, context, effects| {
             let decision = slot.state.acquire(request, Expiry::ByClock, context, effects);
             if matches!(decision, Decision::Granted(_) | Decision::Queued(_)) {
-                slot.hint_at(id, instance);
+                slot.send_hints_to(id, instance);
             }
             decision
         })
@@ -110,17 +110,17 @@ impl Store {
 
     pub(super) fn renew(&self, renewal: &Renewal) -> Standing {
         let key = &renewal.key;
-        self.enter(&key.resource, &[key.id], |slot, context, effects| slot.state.renew(renewal, context, effects))
+        self.operate(&key.resource, &[key.id], |slot, context, effects| slot.state.renew(renewal, context, effects))
     }
 
     pub(super) fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Released {
-        self.enter(&key.resource, &[key.id], |slot, context, effects| {
+        self.operate(&key.resource, &[key.id], |slot, context, effects| {
             slot.state.release(key.id, outcome, context, effects)
         })
     }
 
     pub(super) fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Evicted {
-        self.enter(resource, &[], |slot, context, effects| slot.state.evict(expected, reason, context, effects))
+        self.operate(resource, &[], |slot, context, effects| slot.state.evict(expected, reason, context, effects))
     }
 
     pub(super) fn list(&self, filter: &ListFilter) -> LeasePage {
@@ -130,7 +130,7 @@ impl Store {
 
     pub(super) fn history(&self, filter: &HistoryFilter) -> Vec<EndedLease> {
         let found = match &filter.names {
-            Names::Exactly(resource) => self.shard(self.spread.hash_one(resource)).lock().ended(filter),
+            Names::Exactly(resource) => self.shard(self.hasher.hash_one(resource)).lock().ended(filter),
             Names::All | Names::Prefix(_) => self.shards.iter().flat_map(|shard| shard.lock().ended(filter)).collect(),
         };
         filter.select(found)
@@ -153,22 +153,23 @@ impl Store {
         self.events.watch(names)
     }
 
-    /// Runs one operation of the rule on a resource, then sends its hints.
+    /// Runs one operation of the model on a resource, then sends its hints.
     ///
-    /// The clocks are read under the latch, so that operations on a resource see them in the order they happen.
-    fn enter<T>(
+    /// The clocks are read under the mutex, so that operations on a resource see them in the order they happen.
+    fn operate<T>(
         &self,
         resource: &Resource,
-        callers: &[LeaseId],
+        own: &[LeaseId],
         work: impl FnOnce(&mut ResourceSlot, &Context<'_>, &mut Effects) -> T,
     ) -> T {
         let mut hints = PendingHints::default();
-        let hash = self.spread.hash_one(resource);
+        let hash = self.hasher.hash_one(resource);
         let mut shard = self.shard(hash).lock();
         let (now, wall) = self.clock.now_and_wall();
+        // Entries end by the clock, so it matters only that none is absent or dead.
         let context = Context { now, wall, presence: &|_| Presence::Present };
         let operation = |slot: &mut ResourceSlot, effects: &mut Effects| work(slot, &context, effects);
-        let done = shard.operate((resource, hash), callers, &context, &self.events, &mut hints, operation);
+        let done = shard.operate((resource, hash), own, &context, &self.events, &mut hints, operation);
         shard.sweep_now_and_then(&context, &self.events, &mut hints);
         drop(shard);
         for (instance, hint) in hints {
@@ -190,7 +191,7 @@ impl Store {
     }
 
     fn records(&self, resource: &Resource) -> Vec<LeaseRecord> {
-        self.enter(resource, &[], |slot, context, effects| {
+        self.operate(resource, &[], |slot, context, effects| {
             slot.state.settle(context, effects);
             slot.state.records(resource, context)
         })

@@ -142,7 +142,7 @@ impl Shared {
         let error = match self.router.run(partition, &call, None).await {
             Ok(_) => errors::of_kind(missing.kind(), format!("{missing}; the grant was given back")),
             // Whatever became of the release, the lease was granted.
-            Err(error) => error.maybe_done(),
+            Err(error) => error.with_unknown_outcome(),
         };
         error.about(&request.resource)
     }

@@ -46,7 +46,7 @@ pub struct RedisOptions {
     pub clock: Option<Arc<dyn Clock>>,
 }
 
-/// One server.
+/// Where one server is reached.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Address {

@@ -20,7 +20,7 @@ pub(super) const MAX_RENEW_INTERVAL_FIRST_WAITER: Duration = Duration::from_secs
 
 impl LocalLease {
     /// The deadline from the last answer, assuming that its request or renewal asked for `ttl`.
-    pub(super) fn deadline(&self, state: &LocalState, ttl: Ttl) -> Moment {
+    pub(super) fn deadline_of_last_answer(&self, state: &LocalState, ttl: Ttl) -> Moment {
         // Without an answer nothing proves that the lease is valid: its deadline has passed.
         state.last_answer.as_ref().map_or(Moment::default(), |answer| self.deadline_after(answer, ttl))
     }

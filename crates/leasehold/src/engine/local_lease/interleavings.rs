@@ -205,7 +205,7 @@ fn a_pushed_grant_races_with_an_older_answer_and_wakes_the_caller() {
         let acquire = |harness: &Harness| {
             let poll = |context: &mut Context<'_>| harness.lease.poll_result(context, at(0), harness.now());
             let step = block_on(poll_fn(poll));
-            let held = matches!(step, CallerStep::Finish(AcquireResult::Held, FollowUp::Schedule));
+            let held = matches!(step, CallerStep::Finish(RequestResult::Held, FollowUp::Schedule));
             assert!(held && harness.check(), "the push granted it");
         };
         together(&harness, &[push, answer, acquire]);

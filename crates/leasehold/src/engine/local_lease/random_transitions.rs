@@ -165,7 +165,7 @@ impl Harness {
             return self.renewals.push_back((renewal, self.lease.number_call(self.now)));
         };
         self.caller = false;
-        self.guard = matches!(result, AcquireResult::Held);
+        self.guard = matches!(result, RequestResult::Held);
         self.follow(follow_up);
         if self.guard {
             let fence = self.lease.hold().expect("it is held").grant.fence;

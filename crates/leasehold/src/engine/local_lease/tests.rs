@@ -50,7 +50,7 @@ pub(super) fn position(last_fence: u64) -> QueuePosition {
     QueuePosition::new(0, Fence::new(last_fence), None)
 }
 
-fn poll(lease: &LocalLease, now: Moment) -> Poll<(AcquireResult, FollowUp)> {
+fn poll(lease: &LocalLease, now: Moment) -> Poll<(RequestResult, FollowUp)> {
     lease.poll_result(&Context::from_waker(Waker::noop()), at(0), now).map(|step| match step {
         CallerStep::Finish(result, follow_up) => (result, follow_up),
         CallerStep::ConfirmGrant => panic!("there is nothing to confirm"),
@@ -61,7 +61,7 @@ pub(in crate::engine) fn held(change: impl FnOnce(&mut AcquireOptions<'_>), beli
     let lease = lease(change);
     let call = lease.number_call(at(0));
     assert_eq!(lease.on_decision(Decision::Granted(grant(7)), call, belief, at(0)), FollowUp::Schedule);
-    assert!(matches!(poll(&lease, at(0)), Poll::Ready((AcquireResult::Held, FollowUp::Schedule))));
+    assert!(matches!(poll(&lease, at(0)), Poll::Ready((RequestResult::Held, FollowUp::Schedule))));
     lease
 }
 
@@ -77,7 +77,7 @@ fn waiting_by(belief: Belief) -> LocalLease {
 }
 
 fn apply_standing(lease: &LocalLease, standing: Standing, call: SentCall, now: Moment) -> FollowUp {
-    lease.on_standing(standing, &lease.renewal(), call, &Belief::Ttl, now)
+    lease.on_standing(standing, &lease.plain_renewal(), call, &Belief::Ttl, now)
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn an_answer_older_than_the_grant_renews_again_and_a_newer_one_ends_the_lease() 
     let lease = waiting();
     let before = lease.number_call(at(10));
     assert_eq!(lease.on_grant_hint(Fence::new(8), false, at(11), Timestamp::default()), FollowUp::Schedule);
-    assert!(matches!(poll(&lease, at(11)), Poll::Ready((AcquireResult::Held, _))));
+    assert!(matches!(poll(&lease, at(11)), Poll::Ready((RequestResult::Held, _))));
     assert_eq!(apply_standing(&lease, Standing::Waiting(position(7)), before, at(12)), FollowUp::Schedule);
     assert_eq!(lease.renew_at(), at(12), "it is asked again at once");
     assert_eq!(lease.validity.health(at(12)), LeaseHealth::Held);
@@ -125,7 +125,7 @@ fn a_change_that_is_heard_of_before_the_answer_is_looked_into_after_it() {
     let lease = lease(|_| {});
     let call = lease.number_call(at(0));
     assert!(lease.could_be_waiting());
-    assert_eq!(lease.request_renewal(at(1)), FollowUp::Schedule);
+    assert_eq!(lease.make_renewal_due(at(1)), FollowUp::Schedule);
     let queued = Decision::Queued(position(7));
     assert_eq!(lease.on_decision(queued, call, Belief::Process, at(2)), FollowUp::Schedule);
     assert_eq!(lease.renew_at(), at(2));
@@ -139,7 +139,7 @@ fn a_provisional_grant_is_only_asked_about() {
     assert_eq!(lease.renew_at(), at(5));
     let call = lease.number_call(at(5));
     assert_eq!(apply_standing(&lease, Standing::Holding(grant(8)), call, at(6)), FollowUp::Schedule);
-    assert!(matches!(poll(&lease, at(6)), Poll::Ready((AcquireResult::Held, _))));
+    assert!(matches!(poll(&lease, at(6)), Poll::Ready((RequestResult::Held, _))));
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn a_hint_that_is_not_above_the_last_fence_is_stale() {
 fn a_pushed_grant_is_valid_from_the_last_answered_request() {
     let lease = waiting();
     let _pushed = lease.on_grant_hint(Fence::new(8), false, at(20), Timestamp::default());
-    assert!(matches!(poll(&lease, at(20)), Poll::Ready((AcquireResult::Held, _))));
+    assert!(matches!(poll(&lease, at(20)), Poll::Ready((RequestResult::Held, _))));
     assert_eq!(lease.validity.deadline(), at(30).before(margin(TTL)));
 
     let late = waiting();
@@ -305,7 +305,7 @@ fn a_detached_lease_outlives_the_session_it_was_granted_by() {
     let lease = lease(|options| options.lifetime = Lifetime::Detached);
     let call = lease.number_call(at(0));
     let _granted = lease.on_decision(Decision::Granted(grant(7)), call, Belief::Session(session.clone()), at(0));
-    assert!(matches!(poll(&lease, at(0)), Poll::Ready((AcquireResult::Held, FollowUp::Forget))));
+    assert!(matches!(poll(&lease, at(0)), Poll::Ready((RequestResult::Held, FollowUp::Forget))));
     session.end();
     assert!(lease.check(at(29)).is_ok());
     assert!(lease.check(at(30)).is_err());
@@ -322,7 +322,7 @@ fn a_lease_that_lasts_as_long_as_its_process_has_no_deadline() {
 fn a_late_answer_to_an_older_renewal_changes_no_ttl() {
     let lease = held(|_| {}, Belief::Ttl);
     let renewal = |seconds| {
-        let mut renewal = lease.renewal();
+        let mut renewal = lease.plain_renewal();
         renewal.ttl = Ttl::new(Duration::from_secs(seconds)).unwrap();
         renewal
     };
@@ -341,7 +341,7 @@ fn a_grant_that_is_pushed_before_its_answer_came_has_the_time_of_the_push() {
     let came = Timestamp::from_micros(1_700_000_000_000_000);
     assert_eq!(lease.on_grant_hint(Fence::new(7), false, at(1), came), FollowUp::Nothing);
     let _granted = lease.on_decision(Decision::Queued(position(6)), call, Belief::Ttl, at(2));
-    assert!(matches!(poll(&lease, at(2)), Poll::Ready((AcquireResult::Held, _))));
+    assert!(matches!(poll(&lease, at(2)), Poll::Ready((RequestResult::Held, _))));
     assert_eq!(lease.hold().unwrap().grant.acquired_at, came);
 }
 
@@ -349,7 +349,7 @@ fn a_grant_that_is_pushed_before_its_answer_came_has_the_time_of_the_push() {
 fn longer_and_marked(lease: &LocalLease) -> (Renewal, Renewal) {
     let ttl = Ttl::new(Duration::from_secs(600)).unwrap();
     let metadata = Metadata::from_iter([(String::from("step"), 2.into())]);
-    (lease.renewal().ttl(ttl), lease.renewal().metadata(metadata))
+    (lease.plain_renewal().ttl(ttl), lease.plain_renewal().metadata(metadata))
 }
 
 #[test]
@@ -358,7 +358,7 @@ fn explicit_renewals_count_though_a_later_renewal_was_answered_first() {
     let (longer, marked) = longer_and_marked(&lease);
     let [first, second, periodic] = [1, 2, 3].map(|second| lease.number_call(at(second)));
     let standing = Standing::Holding(grant(7));
-    assert_eq!(lease.on_standing(standing, &lease.renewal(), periodic, &Belief::Ttl, at(3)), FollowUp::Schedule);
+    assert_eq!(lease.on_standing(standing, &lease.plain_renewal(), periodic, &Belief::Ttl, at(3)), FollowUp::Schedule);
     // The one that sets the metadata carries the old ttl.
     for (renewal, call) in [(&marked, second), (&longer, first)] {
         lease.on_explicit_renewal(renewal, call);
@@ -385,7 +385,7 @@ fn an_answer_that_a_later_one_overtook_changes_nothing() {
     let lease = held(|_| {}, Belief::Session(before.clone()));
     let (older, newer) = (lease.number_call(at(1)), lease.number_call(at(2)));
     let standing = Standing::Holding(grant(7));
-    let renewal = lease.renewal();
+    let renewal = lease.plain_renewal();
     assert_eq!(lease.on_standing(standing, &renewal, newer, &Belief::Session(after), at(3)), FollowUp::Schedule);
     before.end();
     assert_eq!(lease.on_standing(standing, &renewal, older, &Belief::Session(before), at(4)), FollowUp::Nothing);

@@ -26,7 +26,7 @@ fn a_lease_that_moves_forward_after_it_was_scanned_is_in_the_new_bound() {
     schedule.due(Moment::NEVER, |lease| {
         scanned.set(scanned.get() + 1);
         for other in leases.iter().filter(|other| scanned.get() == 2 && other.key().id != lease.key().id) {
-            let _scheduled = other.request_renewal(soon);
+            let _scheduled = other.make_renewal_due(soon);
             schedule.lower_bounds(other);
         }
         false
