@@ -10,6 +10,7 @@ use std::{
     future::Future,
     pin::Pin,
     sync::Arc,
+    thread::LocalKey,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -59,15 +60,7 @@ impl Clock for SystemClock {
         thread_local! {
             static LAST: Cell<(Moment, Timestamp)> = const { Cell::new((Moment::from_micros(0), Timestamp::from_micros(0))) };
         }
-        let now = boot_time();
-        let (read_at, wall) = LAST.get();
-        let since = now.since(read_at);
-        if since < Duration::from_millis(1) && now >= read_at {
-            return (now, wall.after(since));
-        }
-        let wall = self.wall();
-        LAST.set((now, wall));
-        (now, wall)
+        count_on(&LAST, boot_time, || self.wall())
     }
 
     fn sleep_until(&self, moment: Moment) -> Sleep {
@@ -99,6 +92,28 @@ fn boot_time() -> Moment {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let micros = u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0) / 1000;
     Moment::from_micros(micros)
+}
+
+/// Returns the steady and the wall clock. Counts on from the last reading of the wall clock if that is younger than a
+/// millisecond.
+///
+/// A thread can lose its processor between two readings. So the steady clock is read once more after the wall clock: what is
+/// counted on may then be late, but never ahead, and does not go back with the next reading. A microsecond covers what
+/// the clocks round off.
+fn count_on(
+    last: &'static LocalKey<Cell<(Moment, Timestamp)>>,
+    steady: impl Fn() -> Moment,
+    wall: impl Fn() -> Timestamp,
+) -> (Moment, Timestamp) {
+    let now = steady();
+    let (read_at, wall_then) = last.get();
+    let since = now.since(read_at);
+    if since < Duration::from_millis(1) && now >= read_at {
+        return (now, wall_then.after(since.saturating_sub(Duration::from_micros(1))));
+    }
+    let wall_now = wall();
+    last.set((steady(), wall_now));
+    (now, wall_now)
 }
 
 /// Sleeps on a kernel timer that counts the time the machine is suspended.
@@ -203,5 +218,28 @@ impl Clock for ManualClock {
                 moved.await;
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_was_stopped_between_two_readings_dates_nothing_ahead() {
+        thread_local! {
+            static LAST: Cell<(Moment, Timestamp)> = const { Cell::new((Moment::from_micros(0), Timestamp::from_micros(0))) };
+            static MICROS: Cell<u64> = const { Cell::new(1_000_000) };
+        }
+        let after = |micros| {
+            MICROS.set(MICROS.get() + micros);
+            MICROS.get()
+        };
+        let mut newest = Timestamp::default();
+        for _ in 0..5000 {
+            let (_, wall) = count_on(&LAST, || Moment::from_micros(after(1)), || Timestamp::from_micros(after(600)));
+            assert!(newest <= wall && wall <= Timestamp::from_micros(MICROS.get()), "{newest:?} {wall:?}");
+            newest = wall;
+        }
     }
 }
