@@ -76,11 +76,17 @@ impl CommandEnded {
             (None, Some(signal)) => format!("ended by {signal}"),
             (None, None) => String::from("has ended"),
         };
+        if self.left.is_zero() {
+            return format!("{how}; the lock is free when its lease ends");
+        }
         format!("{how}; the lock is kept for {} more (--min-hold {})", Brief(self.left), Brief(self.min_hold))
     }
 
     /// `ended, kept for 32s more`
     pub(crate) fn brief(&self) -> String {
+        if self.left.is_zero() {
+            return String::from("ended, free when its lease ends");
+        }
         format!("ended, kept for {} more", Brief(self.left))
     }
 

@@ -36,23 +36,27 @@ pub fn main() -> ExitCode {
     commands::completions::answer_shell();
     report_bugs();
     let cli = match Cli::try_parse_from(&args) {
-        Ok(cli) if is_without_name(&cli, &args) => {
-            Output::new(OutputStyle::resolve(&cli.global, &environment)).fail(&usage::name_first(&args));
-            return ExitCode::from(exit::USAGE);
-        }
         Ok(cli) => cli,
         Err(error) => return ExitCode::from(usage::refuse(&error, &args)),
     };
     let output = Output::new(OutputStyle::resolve(&cli.global, &environment));
+    if let Some(verb) = verb_without_name(&cli, &args) {
+        output.fail(&usage::name_first(verb, &args));
+        return ExitCode::from(exit::USAGE);
+    }
     let code = commands::run(&cli, &args, &output);
     output.finish();
     ExitCode::from(code)
 }
 
-/// Whether a `run` was given its command in the place of the name.
-fn is_without_name(cli: &Cli, args: &[OsString]) -> bool {
-    let args::Command::Run(run) = &cli.command else { return false };
-    run.child.shell.is_none() && usage::lacks_name(args, &run.name)
+/// The verb, if a `run` or `elect` was given its command in the place of the name.
+fn verb_without_name(cli: &Cli, args: &[OsString]) -> Option<&'static str> {
+    let (verb, child, name) = match &cli.command {
+        args::Command::Run(run) => ("run", &run.child, &run.name),
+        args::Command::Elect(elect) => ("elect", &elect.child, &elect.name),
+        _ => return None,
+    };
+    (child.shell.is_none() && usage::lacks_name(args, name)).then_some(verb)
 }
 
 /// Reports a panic in one line and exits with its own code.

@@ -156,7 +156,7 @@ fn similar_command(error: &clap::Error) -> Option<String> {
     (error.kind() == ErrorKind::InvalidSubcommand).then(|| format!("a similar command exists: '{nearest}'"))
 }
 
-/// Whether a `run` was given its command in the place of the name: `leasehold run -w 5 -- echo hi`, where clap finds the
+/// Whether a `run` or `elect` was given its command in the place of the name: `leasehold run -w 5 -- echo hi`, where clap finds the
 /// name `echo`.
 pub(crate) fn lacks_name(args: &[OsString], name: &str) -> bool {
     let behind_hyphens = args.windows(2).find(|words| words[0] == "--").map(|words| &words[1]);
@@ -164,9 +164,9 @@ pub(crate) fn lacks_name(args: &[OsString], name: &str) -> bool {
 }
 
 /// The error for a missing name.
-pub(crate) fn name_first(args: &[OsString]) -> CommandError {
-    CommandError::usage("run needs the name of a lock before `--`")
-        .hint(CommandLine::read(args).to_paste(&environment, "run NAME -- COMMAND…"))
+pub(crate) fn name_first(verb: &str, args: &[OsString]) -> CommandError {
+    CommandError::usage(format!("{verb} needs the name of a lock before `--`"))
+        .hint(CommandLine::read(args).to_paste(&environment, &format!("{verb} NAME -- COMMAND…")))
 }
 
 /// The command that shows the fence, where `evict` was not given one.

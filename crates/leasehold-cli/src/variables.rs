@@ -21,6 +21,10 @@ const SETTINGS: [&str; 7] = [
     "LEASEHOLD_MACHINE_DIR",
 ];
 
+/// How URLs of backends begin, up to the first `+` or `:`.
+const URL_SCHEMES: [&str; 9] =
+    ["file", "memory", "redis", "rediss", "valkey", "valkeys", "redlock", "postgres", "postgresql"];
+
 /// The variable of this process's environment; an empty one counts as absent, except for the URL: where that is
 /// empty by mistake, the locks would silently be on this machine only.
 pub(crate) fn environment(name: &str) -> Option<OsString> {
@@ -55,10 +59,12 @@ pub(crate) fn mistyped(variables: impl Iterator<Item = (OsString, OsString)>) ->
         .collect()
 }
 
-/// Returns whether the variable seems to be named after the flag that takes the URL. `run` gives its command a variable
-/// of this name, too, with the kind of the backend.
+/// Returns whether the variable has the URL of a backend and seems to be ours. `run` gives its command a variable
+/// `LEASEHOLD_BACKEND`, too, with the kind of the backend alone.
 fn is_url_by_another_name(name: &str, value: &OsStr) -> bool {
-    name == "LEASEHOLD_BACKEND" && value.as_encoded_bytes().contains(&b':')
+    let scheme = value.to_str().and_then(|value| value.split_once(':')).map(|(scheme, _)| scheme);
+    let is_url = scheme.is_some_and(|scheme| URL_SCHEMES.contains(&scheme.split('+').next().unwrap_or(scheme)));
+    name.starts_with("LEASEHOLD") && is_url
 }
 
 #[cfg(test)]
@@ -81,6 +87,9 @@ mod tests {
             (&["LEASEHOLD_BACKEND=redis://h"], &[("LEASEHOLD_BACKEND", "LEASEHOLD_URL")]),
             (&["LEASEHOLD_BACKEND=redis://h", "LEASEHOLD_URL=file:"], &[]),
             (&["LEASEHOLD_BACKEND=redis"], &[]),
+            (&["LEASEHOLD_REDIS_URL=redis+cluster://h"], &[("LEASEHOLD_REDIS_URL", "LEASEHOLD_URL")]),
+            (&["LEASEHOLD_DSN=postgres://h/x", "LEASEHOLD_HOOK=https://h"], &[("LEASEHOLD_DSN", "LEASEHOLD_URL")]),
+            (&["REDIS_URL=redis://h", "LEASEHOLDER=redis"], &[]),
         ] {
             let pairs = variables.iter().filter_map(|pair| pair.split_once('='));
             let suggestions = mistyped(pairs.map(|(name, value)| (name.into(), value.into())));

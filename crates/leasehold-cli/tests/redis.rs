@@ -280,11 +280,33 @@ fn what_is_said_of_a_lost_connection_never_shows_the_password() {
 }
 
 #[test]
+fn a_signal_in_a_hold_that_is_shorter_than_the_ttl_names_the_ttl() {
+    let (sandbox, server) = (Sandbox::new(), Server::start());
+    let mut command = on(&sandbox, &server.url(), &["run", "--min-hold", "2s", "--ttl", "60s", "x", "--", "true"]);
+    command.stderr(Stdio::piped());
+    let left = Running::of(command);
+    let shown = || Ran::of(on(&sandbox, &server.url(), &["inspect", "x"])).stdout;
+    until("its command has ended", || shown().contains("the lock is kept for "));
+    left.signal(Signal::TERM);
+    let left = left.finish();
+    left.assert_code(0);
+    let words = left.stderr.split(": x stays locked for ").nth(1).unwrap_or_else(|| panic!("{left:?}"));
+    assert!(words.trim_end().ends_with("s more (to the end of its ttl)"), "{left:?}");
+    until("the hold is over, and the lease goes on", || shown().contains("; the lock is free when its lease ends"));
+    let busy = Ran::of(on(&sandbox, &server.url(), &["run", "-n", "x", "--", "true"]));
+    busy.assert_code(75);
+    assert!(busy.stderr.contains(" (ended, free when its lease ends)"), "{busy:?}");
+}
+
+#[test]
 fn a_password_in_the_place_of_the_user_is_told() {
     let (sandbox, server) = (Sandbox::new(), Server::with(&["--save", "", "--requirepass", "hunter2"]));
     let refused = Ran::of(on(&sandbox, &format!("redis://hunter2@127.0.0.1:{}", server.port()), &["list"]));
     refused.assert_code(77);
-    assert!(refused.stderr.contains("; a password follows a colon, as in :PASSWORD@host\n"), "{refused:?}");
+    assert!(
+        refused.stderr.contains("; a password follows a colon (USER:PASSWORD@host, :PASSWORD@host); "),
+        "{refused:?}"
+    );
     let refused = Ran::of(on(&sandbox, &format!("redis://127.0.0.1:{}", server.port()), &["list"]));
     assert!(refused.stderr.contains("give user and password in the URL"), "{refused:?}");
 }

@@ -4,7 +4,7 @@ use std::{mem, os::fd::OwnedFd, time::Duration};
 
 use leasehold::{
     ErrorKind, Guard, Lease, Leasehold, Loss, Outcome, Resource, Ttl,
-    backend::Renewal,
+    backend::{Liveness, Renewal},
     clock::{Clock, SystemClock},
     lease::{Ending, Moment, Released, Standing},
 };
@@ -303,9 +303,13 @@ impl Work {
             let why = match renewed {
                 Ok(Ok(answer)) => match answer.value.first() {
                     Some(Standing::Holding(_)) => {
-                        // A renewal never shortens a lease that has an end.
-                        let left = remaining.map_or(left, |remaining| left.max(remaining));
-                        let words = format!("{signal}: {name} stays locked for {} more (--min-hold)", Brief(left));
+                        // A renewal never shortens a lease that ends by the clock.
+                        let by_clock = locks.guarantees().liveness == Liveness::Ttl;
+                        let words = match remaining.filter(|remaining| by_clock && *remaining > left) {
+                            Some(ttl) => format!("{} more (to the end of its ttl)", Brief(ttl)),
+                            None => format!("{} more (--min-hold)", Brief(left)),
+                        };
+                        let words = format!("{signal}: {name} stays locked for {words}");
                         output.print(Line::new("left", words).with("lock", name.as_str()));
                         continue;
                     }

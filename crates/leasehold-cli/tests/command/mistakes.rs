@@ -77,6 +77,7 @@ const USAGE_ERRORS: &[(&[&str], &str)] = &[
     (&["run"], "<NAME>"),
     (&["run", "x"], "run needs a command"),
     (&["run", "x", "--"], "run needs a command"),
+    (&["elect", "--", "echo", "hi"], "elect needs the name of a lock before `--`"),
     (&["run", "--", "echo", "hi"], "the name of a lock before `--`"),
     (&["run", "-w", "5", "--", "echo", "hi"], "the name of a lock before `--`"),
     (&["run", "-nE", "3", "--ttl", "5s", "--", "echo", "hi"], "the name of a lock before `--`"),

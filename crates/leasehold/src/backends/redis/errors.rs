@@ -23,7 +23,10 @@ fn refused_by(server: &str, options: &RedisOptions, error: &RedisError) -> Error
     }
     if is_unauthenticated(error) {
         let advice = match (&options.user, &options.password, &options.credentials) {
-            (Some(_), None, None) => "a password follows a colon, as in :PASSWORD@host",
+            (Some(_), None, None) => {
+                "a password follows a colon (USER:PASSWORD@host, :PASSWORD@host); it can also come by password_file=, \
+                 password_env= or REDISCLI_AUTH"
+            }
             _ => {
                 "give user and password in the URL (USER:PASSWORD@host, or :PASSWORD@host), or by password_file=, \
                  password_env= or REDISCLI_AUTH"
