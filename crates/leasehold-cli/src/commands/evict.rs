@@ -29,7 +29,7 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &EvictArgs) -> Resul
     let name = lock_request::resource(&args.name)?;
     // "…" stands for the reason in commands that we print.
     if !args.reason.contains(char::is_alphanumeric) || args.reason.chars().any(char::is_control) {
-        return Err(CommandError::usage("--reason: replace … by why, in one line; it is kept in the history"));
+        return Err(CommandError::usage("--reason: say why in place of …, in one line; it is kept in the history"));
     }
     let locks = context.connect_patiently().await?;
     let page = locks.list(&ListFilter::new(Names::Exactly(name.clone()))).await?;
