@@ -266,8 +266,8 @@ type SenderFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// How many times a sender that is woken while it is polled is polled again before it moves to the runtime.
 const MOST_POLLS: usize = 8;
 /// After a batch of at most this many calls, its callers run before the next batch is formed. A larger batch gains less
-/// from that than from a server that is kept busy. If callers were pushed, the server has nothing else to do: who holds a
-/// lock next depends on what they send.
+/// from that than from a server that is kept busy. After a push the limit does not apply: the server mostly has nothing to do
+/// until these callers have sent their next calls.
 const SMALL_BATCH: usize = 16;
 /// How many turns callers get at most that a push has woken.
 const TURNS_AFTER_PUSH: usize = 6;

@@ -78,7 +78,7 @@ impl FileInstance {
             return Vec::new();
         };
         tracing::warn!(%resource, error = %why, "a resource is listed from its record, which may be out of date");
-        // Nobody's presence is asked for here.
+        // A listing never checks who is present.
         let context = Context { now: times.now, wall: times.wall, presence: &|_| Presence::Present };
         record.state.records(resource, &context)
     }

@@ -277,7 +277,7 @@ impl FileInstance {
             ended: Vec::new(),
             ended_ids: Vec::new(),
         };
-        // Nobody's presence is asked for here.
+        // `publish` never checks who is present.
         let context = Context { now: times.now, wall: times.wall, presence: &|_| Presence::Present };
         publish(resource, &record.state, effects, lease_ids, &context, &mut audience);
         let OperationAudience { mut notifications, ended, ended_ids, .. } = audience;

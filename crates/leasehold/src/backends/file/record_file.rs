@@ -33,7 +33,7 @@ pub(super) struct RecordFile {
     identity: (u64, u64),
     /// Whether it is open for writing, belongs to this user and has no other hard link.
     writable: bool,
-    /// What was last read or written; empty if that is longer than a page.
+    /// The content as this process last read or wrote it; empty if it is longer than a page.
     content: Vec<u8>,
 }
 

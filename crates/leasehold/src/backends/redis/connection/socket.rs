@@ -142,7 +142,7 @@ pub(super) enum TaskPlace {
     EventLoop(EventLoop, u64),
 }
 
-/// Ends the task of a reader when it is told to, or dropped.
+/// A running read task. `end` stops it; so does dropping the handle of an event loop, but not that of tokio.
 #[derive(Debug)]
 pub(super) enum ReadTaskHandle {
     Tokio(AbortHandle),
